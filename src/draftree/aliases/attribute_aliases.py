@@ -86,8 +86,7 @@ def itself(of: Any) -> Any:
 
 
 def alone(of: Any) -> list[Any]:
-    """Return a list that contains only the object, for attributes with other tools' lists of
-    texts."""
+    """Return a list with only the object, for other tools' lists of texts."""
     return [of]
 
 

@@ -11,7 +11,7 @@ from draftree.utils.validated_dataclass import knob
 
 @dataclass(frozen=True)
 class AdviseOptions:
-    """Hold the options of `draftree advise`."""
+    """Store the options of `draftree advise`."""
 
     target: TargetName = "demo"
     data: str = knob("demo", help="Prompts like yours: a file, or a shipped suite.")

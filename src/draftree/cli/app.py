@@ -111,7 +111,7 @@ def top(  # noqa: D103
 
 
 def mistake(error: typer.TyperException) -> str:
-    """Return typer's message about a wrong argument, with the given value where typer omits it."""
+    """Return typer's message about a wrong argument, with the given value if it is missing."""
     from pydantic import ValidationError
 
     told, cause = error.format_message().rstrip(".").replace("Value error, ", ""), error.__context__
@@ -120,10 +120,10 @@ def mistake(error: typer.TyperException) -> str:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and end the program.
+    """Run the command that the arguments name, and end the program.
 
     Args:
-        args: arguments after the program's name; the process's own by default.
+        args: arguments after the program's name; by default those of the process.
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Remarks(logging.Handler):
-    """Print the library's log as remarks."""
+    """Print log messages of the library as remarks on standard error."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -37,9 +37,9 @@ class Remarks(logging.Handler):
 
 
 def quiet() -> None:
-    """Silence the logs and progress bars of transformers; draftree's own remarks stay.
+    """Turn off the logs and progress bars of transformers, and print draftree's log as remarks.
 
-    Failures of transformers are reported as draftree's errors.
+    Errors of transformers are reported as draftree's errors.
     """
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
@@ -51,10 +51,10 @@ def quiet() -> None:
 
 
 def prompt_text(prompt: str | None) -> str:
-    """Return the prompt, or standard input without its last line end where it is `-` or None.
+    """Return the prompt; if it is `-` or None, read it from standard input.
 
     Raises:
-        UserError: there is none.
+        UserError: the prompt is empty or cannot be read.
     """
     try:
         text = sys.stdin.read().removesuffix("\n") if prompt in ("-", None) else str(prompt)
@@ -71,10 +71,10 @@ def prompt_text(prompt: str | None) -> str:
 
 
 def options(given: Mapping[str, Any]) -> Options:
-    """Return the options of a completion, by the values that the command line has.
+    """Return generation options for the values of a command's options.
 
     Raises:
-        UserError: a value is out of its range, or cannot be read.
+        UserError: a value is out of its range, or a file cannot be read.
     """
     asked = {f.name: given[f.name] for f in fields(Options) if f.name in given}
     asked["logit_bias"] = dict(map(bias, asked["logit_bias"]))
@@ -86,10 +86,10 @@ def options(given: Mapping[str, Any]) -> Options:
 
 
 def file_text(option: str, path: str | Path, allowed: str) -> str:
-    """Return the text of a file that an option names.
+    """Read the text of a file that an option names.
 
     Raises:
-        UserError: it cannot be read; the message says what is `allowed`.
+        UserError: the file cannot be read; the message contains `allowed`.
     """
     try:
         return Path(path).read_text("utf-8")
@@ -98,16 +98,16 @@ def file_text(option: str, path: str | Path, allowed: str) -> str:
 
 
 def schema_text(given: str) -> str:
-    """Return a JSON schema given as text, or as a file that holds it."""
+    """Return a JSON schema that is given as text or as the name of a file."""
     if is_json(given):
         return given
     return file_text("--json-schema", given, "JSON, or a file of it")
 
 
 def repeatable(options: Options, tokens: int) -> Options:
-    """Return options that end a text after a number of tokens instead of after a time.
+    """Return options that limit the number of tokens to `tokens` instead of the time.
 
-    So a text that a time limit ended can be generated again.
+    With them a text that a time limit has ended can be generated again.
     """
     if options.max_time is None:
         return options
@@ -120,15 +120,16 @@ def repeatable(options: Options, tokens: int) -> Options:
 
 
 def fixed_costs(path: Path | None) -> CostTable | None:
-    """Return the costs in a file, if one was named; they may be another machine's."""
+    """Load costs from a file, possibly of another machine; None if no file is given."""
     return None if path is None else CostTable.load(path)
 
 
 def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, CostTable]:
-    """Return the costs in files by drafter: one file for all, or one for each in their order.
+    """Load the costs by drafter from one file for all drafters, or one file for each.
 
     Raises:
-        UserError: the number of files is neither, or one is not a file of costs.
+        UserError: the number of files is neither 1 nor that of the drafters, or a file does not
+            contain costs.
     """
     return _of_each([CostTable.load(path) for path in paths], drafters, "files of costs")
 
@@ -136,11 +137,11 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
 def machines_of_each(
     given: Sequence[str], costs: Sequence[Path], drafters: Sequence[str]
 ) -> dict[str, Machine]:
-    """Return the simulated machine of each drafter: one for all, or one for each in their order.
+    """Load the simulated machine by drafter: one for all drafters, or one for each.
 
     Raises:
-        UserError: the number of machines is neither, one is unknown, or files of costs are given,
-            too.
+        UserError: the number of machines is neither 1 nor that of the drafters, a machine is
+            unknown, or files of costs are also given.
     """
     if given and costs:
         raise UserError(
@@ -160,16 +161,16 @@ def _of_each(given: Sequence[T], drafters: Sequence[str], what: str) -> dict[str
 def elsewhere(
     engines: Mapping[tuple[str, str], Engine], machines: Mapping[str, Machine], tell: Tell
 ) -> tuple[dict[tuple[str, str], Engine], dict[str, CostTable]]:
-    """Return the engines with the costs of simulated machines, and these costs by drafter."""
+    """Return copies of engines with the costs of simulated machines, and these costs by drafter."""
     opened = {d: e for (d, _), e in engines.items()}
     tables = {d: machines[d].costs(drafting(e.target, e.drafter, tell)) for d, e in opened.items()}
     return {pair: replace(e, costs=tables[pair[0]]) for pair, e in engines.items()}, tables
 
 
 def drafter(spec: str | None, target: str) -> str:
-    """Return the spec of a drafter, by default the usual one for the target.
+    """Return the spec of a drafter; by default the usual one for the target.
 
-    A remark says so if that one is not trained for it.
+    If the usual drafter is not trained for the target, a remark is printed.
     """
     if spec == PUBLISHED:
         return best_for(target)
@@ -183,7 +184,7 @@ def opened(spec: str | None, target: str, **how: Any) -> tuple[str, Target, Draf
     """Return the spec of the given or default drafter, the loaded target, and the drafter.
 
     Raises:
-        UserError: one of them does not exist, or they do not fit.
+        UserError: drafter or target does not exist, or they do not fit.
     """
     spec = drafter(spec, target)
     method = build("drafter", spec)

@@ -25,24 +25,25 @@ from draftree.cli.unknown_options import KINDS, unknown_option
 from draftree.errors import UserError
 
 THREADS = 3
-"""From this number on `-t` is taken for a number of threads, as llama.cpp has it, and refused."""
+"""Least value of `-t` that is taken for llama.cpp's number of threads and refused. Smaller values
+are temperatures."""
 INTERACTIVE = ("-i", "-cnv", "--interactive", "--conversation", "--interactive-first")
-"""Options of llama.cpp that ask for a conversation."""
+"""Options of llama.cpp that start a conversation."""
 NOTHING = SimpleNamespace(opts=())
-"""Stands for an option that does not exist."""
+"""Placeholder for an option that does not exist."""
 YES, NO = ("true", "yes", "1"), ("false", "no", "0")
 
 
 def command_line(args: Sequence[str], known: Mapping[str, Any], own: set[str]) -> list[str]:
-    """Return arguments that begin with a command of draftree.
+    """Return the arguments with a command of draftree in front.
 
-    A model or a prompt in place of a command, and other tools' commands that generate text, become
-    `generate`, or `chat` on a terminal without a prompt.
+    If the first argument is a model, a prompt, or another tool's command that generates text, the
+    command becomes `generate`. On a terminal without a prompt it becomes `chat`.
 
     Args:
         args: arguments as they were typed.
-        known: the commands.
-        own: the options that may come before a command.
+        known: draftree's commands by name.
+        own: options that may come before a command.
     """
     args = [*map(str, args)]
     first, rest = (args[0], args[1:]) if args else ("", [])
@@ -61,7 +62,7 @@ def command_line(args: Sequence[str], known: Mapping[str, Any], own: set[str]) -
 
 
 def _writer(args: Sequence[str]) -> str:
-    """Return the command that generates what these arguments request."""
+    """Return the command for generating text with these arguments: `generate` or `chat`."""
     if any(arg in INTERACTIVE for arg in args):
         return "chat"
     named = any(arg.partition("=")[0] in ("-p", "--prompt", "-f", "--file") for arg in args)
@@ -75,10 +76,10 @@ def _writer(args: Sequence[str]) -> str:
 
 
 def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
-    """Return arguments under draftree's names, each with the one that was typed for it.
+    """Replace options of other tools, and return pairs (draftree's argument, typed argument).
 
     Raises:
-        UserError: options do not exist; the message names all of them.
+        UserError: some options do not exist; the message lists all of them.
     """
     found = list[tuple[str, str]]()
     errors = list[UserError]()
@@ -133,7 +134,7 @@ def _word(name: str) -> str:
 
 
 def _is_value(ctx: Any, before: str) -> bool:
-    """Return whether the text after an argument is the value of an option of draftree."""
+    """Return whether the argument after `before` is the value of an option of draftree."""
     name = accepted_flag(ctx, before) if before.startswith("-") and "=" not in before else None
     taken = ctx.command.options[0].get(name) if name else None
     return taken is not None and not taken.is_flag
@@ -142,8 +143,7 @@ def _is_value(ctx: Any, before: str) -> bool:
 def accepted_flag(ctx: Any, name: str) -> str | None:
     """Return draftree's spelling of an option.
 
-    The result is empty for an argument that is no option, and None for an option that does not
-    exist.
+    The result is empty for an argument that is not an option, and None for an unknown option.
     """
     own, flags = ctx.command.options
     if not name.startswith("-") or name == "-" or is_number(name):
@@ -159,10 +159,10 @@ def accepted_flag(ctx: Any, name: str) -> str | None:
 
 
 def _checked(ctx: Any, arg: str, after: str | None) -> str:
-    """Return an argument that is draftree's own.
+    """Return an argument under draftree's name, after checking its value.
 
     Raises:
-        UserError: it is `-t` with a number of threads.
+        UserError: the argument is `-t` with a number of threads.
     """
     name, equals, value = arg.partition("=")
     given = value if equals else after or ""
@@ -184,14 +184,15 @@ def _takes_none(arg: str) -> bool:
 
 
 def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list[str], int, str]:
-    """Translate an option of another tool.
+    """Translate an option of another tool into draftree's arguments.
 
     Returns:
-        The arguments that it stands for, the number of arguments after it that were its value, and
+        The equivalent arguments, the number of following arguments that were the option's value,
+            and
         a note.
 
     Raises:
-        UserError: it has no equivalent.
+        UserError: the option has no equivalent.
     """
     name, equals, value = arg.partition("=")
     word, given = _word(name), value if equals else after
@@ -251,9 +252,9 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
 
 
 def _filled(name: str, told: str, value: str | None) -> list[str]:
-    """Return the arguments that an option stands for, with its value filled in.
+    """Return the arguments that are equivalent to an option, with its value filled in.
 
-    Where the value is the name of a file, the text of the file is used.
+    For an option in `FILE_WORDS`, the value is the text of the file that it names.
 
     Raises:
         UserError: the file cannot be read.
@@ -267,7 +268,7 @@ def _filled(name: str, told: str, value: str | None) -> list[str]:
 
 
 def _literal(text: str) -> Any:
-    """Return the value of a text in JSON or Python's spelling, or else the text itself."""
+    """Return the value of a text that is JSON or a Python constant; otherwise the text itself."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CellsOptions:
-    """Hold what is measured on which prompts: options of `draftree bench` and `draftree replay`."""
+    """Store the options that `draftree bench` and `draftree replay` share."""
 
     suite: list[str] = knob(
         (),
@@ -80,20 +80,20 @@ class CellsOptions:
     loading: LoadingOptions = knob(None)
 
     def placed(self, command: str) -> Self:
-        """Return the options with a default file for the result where none was named."""
+        """Return the options; a missing name for the result's file is replaced by a default."""
         return replace(
             self, out=self.out or Path(f"{default_name(command, self.target, *self.suites)}.json")
         )
 
     @property
     def suites(self) -> list[str]:
-        """Return the named suites, or the default."""
+        """Return the names of the prompt suites, by default `demo`."""
         return list(self.suite) or ["demo"]
 
 
 @dataclass(frozen=True)
 class BenchOptions(CellsOptions):
-    """Hold the options of `draftree bench`."""
+    """Store the options of `draftree bench`."""
 
     repeats: int = knob(1, min=1, help="How often each text is written; times are averaged.")
     arrivals: float | None = knob(
@@ -179,10 +179,10 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
 
 
 def refuse_with_serving(ctx: typer.Context) -> None:
-    """Refuse options that cannot be combined with `--arrivals` and `--batch`, or both of these.
+    """Raise an error for options that cannot be combined with `--arrivals` or `--batch`.
 
     Raises:
-        UserError: such an option was given, or both were.
+        UserError: such an option was given, or both `--arrivals` and `--batch`.
     """
     how = "arrivals" if given(ctx, "arrivals") else "batch"
     with_batch = ("batch",) if how == "arrivals" else ("max_sequences",)
@@ -196,10 +196,10 @@ def refuse_with_serving(ctx: typer.Context) -> None:
 def serve(ready: "Prepared", asked: BenchOptions) -> None:
     """Serve the prompts with each pair and with plain decoding, then save and show the figures.
 
-    Requests arrive at a rate or in batches.
+    Depending on the options, requests arrive at random times or in batches.
 
     Raises:
-        UserError: there are fewer prompts than a batch has.
+        UserError: there are fewer prompts than the largest batch size.
     """
     from draftree.cli import terminal
     from draftree.evaluation import result_rows
@@ -248,16 +248,16 @@ def serve(ready: "Prepared", asked: BenchOptions) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Hold what the options request, checked before anything is loaded.
+    """Store the parts of a benchmark, which were checked before anything is loaded.
 
     Attributes:
-        asked: the options.
+        asked: options of the command.
         drafters: specs of the drafters, in order.
-        cells: combinations to measure.
+        cells: combinations of drafter, policy, acceptor and temperature to measure.
         suite: suite of the prompts.
-        fixed: costs from the command line, by drafter.
-        pairs: specs of drafter, policy and acceptor.
-        skipped: number of prompts that are too long, by category.
+        fixed: costs by drafter that the command line names.
+        pairs: specs of the drafter, policy and acceptor of each pairing.
+        skipped: number of prompts by category that are left out because they are too long.
     """
 
     asked: CellsOptions
@@ -269,7 +269,7 @@ class Prepared:
     skipped: dict[str, int]
 
     def load(self) -> "dict[tuple[str, str], Engine]":
-        """Return the engines of all pairs."""
+        """Load the target, and return the engines by (drafter, policy)."""
         from draftree.cli import arguments, terminal
         from draftree.evaluation.grid import assemble
         from draftree.target.target import Target
@@ -281,7 +281,7 @@ class Prepared:
             )
 
     def requests(self, engines: "Mapping[tuple[str, str], Engine]") -> "list[Request]":
-        """Return requests for the prompts that fit."""
+        """Return requests for the chosen prompts, without those that are too long."""
         from draftree.cli import terminal
         from draftree.evaluation.grid import chosen, conversations
 
@@ -328,7 +328,7 @@ class Prepared:
         )
 
     def categories(self, requests: "list[Request]") -> list[str]:
-        """Return the category of each request."""
+        """Return the category of each request's prompt."""
         from draftree.evaluation.grid import FOLLOWING
 
         of = {p.number: p.category for p in self.suite.prompts}
@@ -336,10 +336,11 @@ class Prepared:
 
 
 def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
-    """Read and check the options, and lock the file of the result.
+    """Check the options, and return the parts of the benchmark that they describe.
 
     Raises:
-        UserError: a part does not exist, does not fit, or cannot be written.
+        UserError: a drafter, policy, acceptor or suite does not exist or does not fit, or the
+            result's file cannot be written.
     """
     from draftree.cli import arguments
     from draftree.engine import usual_drafter, usual_policy
@@ -378,15 +379,16 @@ def journalled(
     out: Path,
     what: str = "bench",
 ) -> Iterator["list[dict[Cell, PromptResult]]"]:
-    """Run a benchmark, or the rest of an interrupted one, with a journal.
+    """Run a benchmark, or resume an interrupted one, and yield the results by prompt.
 
-    The journal is removed once the result is saved.
+    Finished prompts are recorded in a journal, which is removed after the context.
 
     Args:
-        work: the benchmark.
-        about: its provenance.
-        fixed: given costs by drafter; other costs would grow other trees.
-        out: the result's file; the journal is written next to it.
+        work: the benchmark to run.
+        about: provenance of the run. A journal with another provenance is not used.
+        fixed: fixed costs by drafter. A journal with other costs is not used, because trees depend
+            on them.
+        out: file of the result; the journal is written next to it.
         what: name of the work in the progress display.
     """
     from draftree.cli import terminal
@@ -407,7 +409,7 @@ def journalled(
 def saved(
     result: dict[str, Any], asked: CellsOptions, requests: "list[Request]", as_json: bool = False
 ) -> None:
-    """Save a result and show it."""
+    """Save a result, and print it as a table or as JSON."""
     from draftree.cli import terminal
     from draftree.evaluation import result_rows, text_tables
 

@@ -19,7 +19,7 @@ def serve_arrivals(
     seed: int,
     limits: "SchedulerOptions",
 ) -> list[dict[str, Any]]:
-    """Return the figures of all cells, each of which gets the requests at the same times."""
+    """Measure all cells with requests that arrive at the same random times; return their rows."""
     from draftree.cli import terminal
     from draftree.evaluation import arrivals
 
@@ -40,9 +40,9 @@ def serve_batches(
     sizes: Sequence[int],
     limits: "SchedulerOptions",
 ) -> list[dict[str, Any]]:
-    """Return the figures of all cells at each batch size.
+    """Measure all cells at each batch size, and return their rows.
 
-    Speed-ups are relative to plain decoding of the same temperature.
+    Speed-ups are relative to plain decoding at the same temperature.
     """
     from draftree.cli import terminal
     from draftree.evaluation import arrivals
@@ -61,9 +61,9 @@ def serve_batches(
 
 
 def named(cell: "Cell") -> dict[str, Any]:
-    """Return the fields of a row of figures that identify its cell.
+    """Return the fields of a row that identify its cell: drafter, policy and temperature.
 
-    Plain decoding has neither drafter nor policy.
+    For plain decoding, drafter and policy are None.
     """
     return {"drafter": cell.drafter, "policy": cell.policy, "temperature": cell.temperature}
 
@@ -73,9 +73,9 @@ def _tell_more(tell: "Tell", done: int, more: int) -> None:
 
 
 def shown_served(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a row of the table of served requests.
+    """Return a row of figures of served requests as texts by column heading.
 
-    Times are in milliseconds: median and 99th percentile.
+    Times are in milliseconds, as median and 99th percentile.
     """
 
     def times(name: str) -> str:

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
-"""Okabe and Ito's, which differ for every kind of colour blindness, the dark ones first."""
+"""Colours of Okabe and Ito, which are distinguishable with every kind of colour blindness; dark
+ones come first."""
 MARKERS = "osD^vP*X"
-"""Beside the colours, for print without any."""
+"""Markers that distinguish lines in addition to the colours, for prints in black and white."""
 Picture = tuple[str, "Figure"]
-"""A name, and what is drawn."""
+"""Name and figure of a picture."""
 
 
 def _figure(width: float, height: float, title: str) -> tuple["Figure", Any]:
@@ -29,7 +30,10 @@ def _figure(width: float, height: float, title: str) -> tuple["Figure", Any]:
 
 
 def reliability(looked: Looked, title: str) -> "Figure":
-    """Draw confidence against acceptance, with the number of positions of each point."""
+    """Draw the acceptance rate over the confidence.
+
+    The area of a point shows its number of positions.
+    """
     figure, axes = _figure(
         5, 4.4, f"{title}\nreliability; calibration error {looked.calibration_error or 0:.3f}"
     )
@@ -57,7 +61,10 @@ def reliability(looked: Looked, title: str) -> "Figure":
 
 
 def heat(shares: Sequence[Sequence[float]], rows: Sequence[str], of: str, title: str) -> "Figure":
-    """Draw a map of how often each rank is the right one, by row."""
+    """Draw a heat map of the shares of each rank, with a line for each of `rows`.
+
+    `of` is the label of the lines' axis.
+    """
     figure, axes = _figure(6, 1.4 + 0.34 * len(rows), title)
     shown = axes.imshow(
         shares,
@@ -85,7 +92,7 @@ def heat(shares: Sequence[Sequence[float]], rows: Sequence[str], of: str, title:
 
 
 def of_drafter(looked: Looked, title: str) -> list[Picture]:
-    """Return all pictures of one drafter."""
+    """Return all pictures of one drafter's calibration."""
     ends, by_entropy = looked.by_entropy()
     depths = [str(d + 1) for d in range(len(looked.by_depth()))]
     bins = [f"{a:.2f} – {b:.2f}" for a, b in pairwise(ends)]
@@ -103,7 +110,7 @@ def of_drafter(looked: Looked, title: str) -> list[Picture]:
 
 
 def frontier(rows: Sequence[dict[str, Any]], title: str) -> "Figure":
-    """Draw tokens per pass (τ) against drafted tokens per pass (γ), with a line for each policy."""
+    """Draw tokens per pass (τ) over drafted tokens per pass (γ), with a line for each policy."""
     figure, axes = _figure(7, 4.6, title)
     for i, (name, points) in enumerate(frontiers(rows).items()):
         style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
@@ -121,7 +128,7 @@ def frontier(rows: Sequence[dict[str, Any]], title: str) -> "Figure":
 
 
 def categories(rows: Sequence[dict[str, Any]], names: Sequence[str], title: str) -> "Figure":
-    """Draw nodes per step by category, with a box over prompts for each row that drafts."""
+    """Draw box plots over prompts of the nodes per step, by category, for each row with drafts."""
     drafting = [r for r in rows if r["policy"]]
     groups = list(dict.fromkeys(n or "all" for n in names))
     figure, axes = _figure(
@@ -155,10 +162,11 @@ def categories(rows: Sequence[dict[str, Any]], names: Sequence[str], title: str)
 
 
 def speed(bars: Sequence[Mapping[str, Any]], label: str, title: str) -> "Figure":
-    """Draw speed-ups with their intervals, and the oracle's bound for each drafter.
+    """Draw bars of speed-ups with their intervals, and the oracle's bound for each drafter.
 
     Args:
-        bars: `name`, `value`, `low`, `high` and `bound` (or None), the fastest first.
+        bars: mappings with `name`, `value`, the interval `low` and `high`, and `bound` (or None),
+            the fastest first.
         label: label of the axis.
         title: title of the picture.
     """
@@ -194,7 +202,7 @@ def speed(bars: Sequence[Mapping[str, Any]], label: str, title: str) -> "Figure"
 
 
 def svg(figure: "Figure") -> str:
-    """Return the picture as text that can be embedded in a page."""
+    """Return a figure as SVG text that can be embedded in a page."""
     from matplotlib import rc_context
 
     text = StringIO()

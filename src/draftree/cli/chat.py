@@ -41,7 +41,7 @@ MORE = "Ctrl-C stops an answer; a line that ends with \\ goes on in the next one
 
 @dataclass(frozen=True)
 class ChatCommand:
-    """Hold the options of `draftree chat`."""
+    """Store the options of `draftree chat`."""
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
@@ -77,7 +77,7 @@ def chat(ctx: typer.Context, asked: ChatCommand) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C raise `KeyboardInterrupt`, so that it stops an answer and not the program."""
+    """Return a context in which Ctrl-C raises `KeyboardInterrupt` and does not end the program."""
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -87,9 +87,9 @@ def stoppable() -> Iterator[None]:
 
 
 def lines() -> Callable[[], str]:
-    """Return a function that reads a message.
+    """Return a function that reads a line of a message.
 
-    On a terminal it is an editor with a history, elsewhere it reads lines of standard input.
+    On a terminal, the function offers an editor with a history. Otherwise it reads standard input.
     """
     if not sys.stdin.isatty():
         return read_line
@@ -108,7 +108,7 @@ def read_line() -> str:
     """Return the next line of standard input.
 
     Raises:
-        EOFError: there is none.
+        EOFError: there are no more lines.
     """
     line = sys.stdin.readline()
     if not line:
@@ -117,13 +117,13 @@ def read_line() -> str:
 
 
 class Session:
-    """Run a conversation with its commands.
+    """Run a conversation on the terminal, with commands such as `/help`.
 
     Args:
-        engine: generates the answers.
-        system: the system message.
-        options: of every answer.
-        read: returns the next line; raises `EOFError` at the end.
+        engine: engine that generates the answers.
+        system: system message.
+        options: generation options for all answers.
+        read: function that returns the next line, and raises `EOFError` at the end.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Session:
         return self._engine.conversation(self._system, **self._options)
 
     def run(self) -> None:
-        """Answer messages until there are no more."""
+        """Read messages and commands, and answer the messages, until the input ends."""
         if sys.stdin.isatty():
             self._console.print(
                 f"{self._engine.target.name} · /help lists the commands", style="dim", markup=False
@@ -163,7 +163,7 @@ class Session:
                 self._answer(text)
 
     def _message(self) -> str:
-        """Return a message; a line that ends with a backslash continues on the next one."""
+        """Read and return a message; a backslash at the end of a line continues the message."""
         parts = [self._read()]
         while parts[-1].endswith("\\"):
             parts[-1] = parts[-1][:-1]
@@ -171,7 +171,7 @@ class Session:
         return "\n".join(parts)
 
     def _answer(self, text: str) -> None:
-        """Print the answer as it is written."""
+        """Print the answer to a message while it is generated."""
         from draftree.cli import terminal
 
         coloured = terminal.colours(self._console)
@@ -189,7 +189,7 @@ class Session:
         print(flush=True)
 
     def _command(self, line: str) -> None:
-        """Run a command; an error is printed as a line, and the conversation continues."""
+        """Run a command; an error is printed, and the conversation continues."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         try:

@@ -20,21 +20,23 @@ from draftree.cli.unknown_options import Options, as_options, options_of
 from draftree.errors import UnknownName, UserError
 
 WIDEST = 100
-"""Columns of a help at most: longer lines are hard to read."""
+"""Largest width of help texts in columns; longer lines are hard to read."""
 NAMES = 29
-"""Columns of the names of options; a longer one has its help on the next line."""
+"""Width in columns of option names in help texts. The help of a longer name starts on the next
+line."""
 LAST_PANELS = ("Loading the model",)
-"""Panels at the end of a help."""
+"""Groups of options that come last in a help text."""
 FIRST, LAST = "target", ("force", "as_json", "help")
-"""Options at the beginning and at the end of their part of a help."""
+"""Names of the option that comes first and of those that come last in their group of a help
+text."""
 SUPERFLUOUS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
-"""Pattern of typer's message about arguments that a command does not take."""
+"""Pattern for typer's message about too many arguments."""
 
 
 class Command(TyperCommand):
     """Represent a command that also accepts options of other tools with the same meaning.
 
-    For an option of another tool without an equivalent, the error says what to write.
+    For an option of another tool without an equivalent, the error message suggests a replacement.
     """
 
     def __init__(self, name: str | None, **more: Any) -> None:
@@ -46,11 +48,11 @@ class Command(TyperCommand):
 
     @cached_property
     def options(self) -> Options:
-        """Return the options by every spelling, and their long spellings by Python name."""
+        """Return the options by spelling, and the long spelling of each by its Python name."""
         return options_of(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, with the names of other tools replaced by draftree's.
+        """Replace options of other tools by draftree's, and parse the arguments.
 
         Raises:
             UserError: an option does not exist.
@@ -71,17 +73,17 @@ class Command(TyperCommand):
             raise UserError(_superfluous(found[1].split(), own)) from error
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; its errors name options as the command line spells them."""
+        """Run the command; in its errors, options are spelled as on the command line."""
         with spelled_as_options(self.options[1]):
             return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help: usage, description, and options with the main ones first."""
+        """Write the help text: usage, description, and options with the main ones first."""
         formatter.write(written(self, ctx))
 
 
 class Group(TyperGroup):
-    """Group commands; for an unknown one, the message says what to type."""
+    """Represent a group of commands; for an unknown command, the error suggests another one."""
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -103,7 +105,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help: one line for each command, grouped by purpose."""
+        """Write the help text: one line for each command, grouped by purpose."""
         width = columns()
         lines = [f"Usage: {ctx.command_path} COMMAND …", "", *_text(self.help, width), ""]
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -121,10 +123,10 @@ class Group(TyperGroup):
 
 @contextmanager
 def spelled_as_options(flags: Mapping[str, str]) -> Iterator[None]:
-    """Rewrite the Python names in a user's error as the options of a command.
+    """Return a context that replaces Python names in a `UserError` by a command's options.
 
     Args:
-        flags: the options by their Python names.
+        flags: options by their Python names.
     """
     try:
         yield
@@ -135,7 +137,7 @@ def spelled_as_options(flags: Mapping[str, str]) -> Iterator[None]:
 
 
 def _superfluous(words: Sequence[str], own: Mapping[str, Any]) -> str:
-    """Return the message about superfluous arguments, with the option each may be meant for."""
+    """Return the message about too many arguments, with the option that may be meant."""
     options = [f for f in ("--drafter", "--policy", "--data", "--suite", "--out") if f in own]
     kinds = {"--drafter": part_names("drafter"), "--policy": part_names("policy")}
     named = [f for f in options if f in kinds and words[0] in kinds[f]]
@@ -151,14 +153,15 @@ def _superfluous(words: Sequence[str], own: Mapping[str, Any]) -> str:
 
 
 VALUES = {"dtype": DTYPE, "quantize": QUANTIZE}
-"""The kind of the value of options whose values have other names in other tools."""
+"""Kind of name for the values of options, by the name of the option. These values have other names
+in other tools."""
 
 
 def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]:
-    """Return arguments, with values of other tools replaced by draftree's.
+    """Replace values under other tools' names by draftree's values, and return the arguments.
 
     Raises:
-        UserError: a value means something else, or something that draftree does not have.
+        UserError: a value of another tool has no equivalent; the message suggests a replacement.
     """
     found = list[str]()
     for arg in args:
@@ -180,12 +183,12 @@ def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]
 
 
 def columns() -> int:
-    """Return the columns of a help: those of the terminal, within reason."""
+    """Return the width of help texts in columns: that of the terminal, from 40 to `WIDEST`."""
     return max(40, min(shutil.get_terminal_size((80, 24)).columns, WIDEST))
 
 
 def written(command: TyperCommand, ctx: Any) -> str:
-    """Return the help of a command."""
+    """Return the help text of a command."""
     width = columns()
     params: list[Any] = [p for p in command.get_params(ctx) if not getattr(p, "hidden", False)]
     arguments = [p for p in params if not isinstance(p, TyperOption)]
@@ -209,7 +212,7 @@ def written(command: TyperCommand, ctx: Any) -> str:
 
 
 def _names(option: Any, ctx: Any) -> str:
-    """Return an option as it is typed: `-m, --target MODEL`."""
+    """Return the spellings of an option and its value, such as `-m, --target MODEL`."""
     short = [flag for flag in option.opts if not flag.startswith("--")]
     long = [flag for flag in option.opts if flag.startswith("--")]
     names = ", ".join([*short, *long, *option.secondary_opts])
@@ -233,11 +236,11 @@ SHOWN_TYPES = {
     "float range": "X",
     "file": "FILE",
 }
-"""The types of values as a help writes them."""
+"""Names of value types in help texts, by typer's name."""
 
 
 def _explained(option: Any, ctx: Any) -> str:
-    """Return the help of an option, with its default where that is a value worth showing."""
+    """Return the help of an option, with its default unless this is empty or false."""
     default = option.default
     shown = (
         default is not None and default is not False and default not in ("", (), [])
@@ -253,9 +256,9 @@ def _explained(option: Any, ctx: Any) -> str:
 
 
 def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAMES) -> list[str]:
-    """Return names with their explanations in a second column.
+    """Return lines with names in one column and explanations in a second column.
 
-    A name that is too long has its explanation on the next line.
+    For a name that is too long, the explanation starts on the next line.
     """
     lines = []
     for name, told in rows:
@@ -269,6 +272,6 @@ def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAMES) -> li
 
 
 def _text(text: str | None, width: int) -> list[str]:
-    """Return paragraphs in lines of a width."""
+    """Return the paragraphs of a text as lines of at most `width` columns."""
     paragraphs = [" ".join(part.split()) for part in (text or "").split("\n\n")]
     return "\n\n".join("\n".join(textwrap.wrap(part, width)) for part in paragraphs).splitlines()

@@ -15,17 +15,17 @@ from draftree.errors import DraftreeError, cut
 from draftree.utils.signals import Interrupted
 
 STARTED = time.monotonic()
-"""The time at which the program began."""
+"""Time at which the program started, by `time.monotonic`."""
 
 
 def given(ctx: typer.Context, option: str) -> bool:
-    """Return whether an option was given, even with its default value."""
+    """Return whether an option was typed on the command line, even with its default value."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def emit(values: Mapping[str, Any]) -> None:
-    """Print one JSON object."""
+    """Print a mapping as one JSON object on one line."""
     print(json.dumps(values, allow_nan=False))
 
 
@@ -34,7 +34,7 @@ NOTHING_KEPT = "nothing was written; the same command begins anew"
 
 @contextmanager
 def interruptible(again: str) -> Iterator[None]:
-    """Print how to resume if Ctrl-C or another signal interrupts the block."""
+    """Return a context that prints the remark `again` if a signal such as Ctrl-C interrupts it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -43,33 +43,34 @@ def interruptible(again: str) -> Iterator[None]:
 
 
 def remark(message: str) -> None:
-    """Write a line on standard error, and ignore a terminal that was closed."""
+    """Print a line on standard error; errors from a closed terminal are ignored."""
     with suppress(OSError):
         print(f"draftree: {cut(message)}", file=sys.stderr, flush=True)
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """End the program with one line; only the main process of a launcher writes it."""
+    """Print a message and end the program; under a launcher, only the main process prints."""
     if speaks():
         remark(message)
     sys.exit(status)
 
 
 GRACE = 2.0
-"""Seconds that the other processes wait while the main one reports an error and ends."""
+"""Seconds for which the other processes wait after an error, so that the main process can report
+it."""
 
 
 def speaks() -> bool:
-    """Return whether this is the process of a launcher that writes messages."""
+    """Return whether this process prints messages: it is the only or the main process of a run."""
     together = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
     return not together or os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Silence all processes of a run but the main one.
+    """Return a context in which only the main process of a run prints messages.
 
-    After an error the others end after the main one, with the same status.
+    After an error, the other processes end later than the main one, with the same status.
 
     Raises:
         SystemExit: this process is not the main one, and the run has failed or was interrupted.

@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
 
 def check() -> None:
-    """Refuse a picture that cannot be drawn.
+    """Raise an error if pictures cannot be drawn.
 
     Raises:
-        UserError: matplotlib is missing.
+        UserError: matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
         raise UserError("drawing needs the package 'matplotlib': pip install 'draftree[plots]'")
 
 
 def draw_costs(table: CostTable, title: str, path: Path) -> None:
-    """Draw sₜ(n) and sₐ(f) by number of tokens, absolute and relative to one token.
+    """Draw the seconds of a target pass sₜ(n) and of a draft step sₐ(f), and save the picture.
 
-    Each context has a colour, and each batch size a line of panels.
+    Costs are drawn over the number of tokens, absolute and relative to one token. Each context has
+    a colour, and each batch size a line of panels.
 
     Raises:
         UserError: the file cannot be written.
@@ -51,7 +52,7 @@ def draw_costs(table: CostTable, title: str, path: Path) -> None:
 
 
 def draw_profile(bars: Mapping[str, Mapping[str, float]], title: str, path: Path) -> None:
-    """Write the picture of `profile`.
+    """Save the chart that `profile` draws.
 
     Raises:
         UserError: the file cannot be written.
@@ -60,10 +61,11 @@ def draw_profile(bars: Mapping[str, Mapping[str, float]], title: str, path: Path
 
 
 def profile(bars: Mapping[str, Mapping[str, float]], title: str) -> "Figure":
-    """Return a chart of milliseconds per token, with a stacked bar for each way to decode.
+    """Draw a chart of milliseconds per token, with a stacked bar for each way to decode.
 
     Args:
-        bars: milliseconds of each part, by way to decode.
+        bars: milliseconds per token by part of a step, for each way to decode, such as a drafter
+            with a policy.
         title: title of the chart.
     """
     from matplotlib import colormaps

@@ -13,7 +13,7 @@ from draftree.utils.validated_dataclass import knob
 
 @dataclass(frozen=True)
 class CostsOptions:
-    """Hold the options of `draftree costs`."""
+    """Store the options of `draftree costs`."""
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None

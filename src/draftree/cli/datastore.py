@@ -16,7 +16,7 @@ from draftree.utils.validated_dataclass import knob
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Hold the options of `draftree datastore build`."""
+    """Store the options of `draftree datastore build`."""
 
     kind: str = knob(metavar="DRAFTER", help="The drafter that will search it: rest or aded.")
     data: list[Path] = knob(
@@ -93,7 +93,7 @@ def show_datastore(
 
 
 def parsed(settings: Sequence[str]) -> dict[str, str]:
-    """Return settings KEY=VALUE by name."""
+    """Return settings that are given as KEY=VALUE as a dictionary."""
     return {key: value for key, _, value in (item.partition("=") for item in settings)}
 
 

@@ -21,7 +21,7 @@ from draftree.utils.validated_dataclass import knob
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Hold the options of `draftree doctor`."""
+    """Store the options of `draftree doctor`."""
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
@@ -134,14 +134,14 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
 
 
 LOSSLESS = ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "trials")
-"""Options of --lossless alone."""
+"""Names of the options that are allowed only with `--lossless`."""
 
 
 def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
-    """Refuse options that have no meaning here.
+    """Raise an error for options that are not allowed in this mode.
 
     Raises:
-        UserError: one was given.
+        UserError: one of the options was given; the message says `where` it is allowed.
     """
     for option in options:
         if given(ctx, option):
@@ -149,7 +149,7 @@ def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
 
 
 def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> None:
-    """Check an exported drafter; exit with status 1 where an engine could not use it."""
+    """Check an exported drafter; exit with status 1 if an engine could not use it."""
     from draftree.cli import terminal
     from draftree.doctor import export_check
 
@@ -168,7 +168,7 @@ def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> No
 
 
 def examine_layers(asked: DoctorOptions) -> None:
-    """Report whether a target's logits are bitwise reproducible, layer by layer."""
+    """Examine and print whether a target's logits are bitwise reproducible, layer by layer."""
     from draftree.cli import arguments, doctor_output, terminal
     from draftree.doctor import determinism
     from draftree.target.target import Target
@@ -191,7 +191,7 @@ def examine_layers(asked: DoctorOptions) -> None:
 
 
 def examine_speed(asked: DoctorOptions) -> None:
-    """Report what to expect of a drafter and policy on this device."""
+    """Estimate and print the speed of a drafter and a policy on this device."""
     from draftree.cli import arguments, doctor_output, terminal
     from draftree.doctor import expected_speed
     from draftree.engine import usual_policy
@@ -206,7 +206,7 @@ def examine_speed(asked: DoctorOptions) -> None:
 
 
 def examine_output(asked: DoctorOptions) -> None:
-    """Compare the output with plain decoding's; exit with status 1 where it is not lossless."""
+    """Compare the output with plain decoding's; exit with status 1 if it is not lossless."""
     from draftree.cli import arguments, doctor_output, terminal
     from draftree.costs.curves import UNIT
     from draftree.doctor import lossless

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from draftree.target.attention_strength import Attending
 
 SHORT = {"confidence": "mean q", "calibration": "ECE"}
-"""Headings of the doctor's columns, short enough to fit in 80 columns; ECE is the expected
-calibration error."""
+"""Short headings for columns of the doctor's tables, so that they fit into 80 columns. ECE is the
+expected calibration error."""
 DEPTH_LEGEND = (
     "agreement: how often the likeliest draft is the target's choice",
     "overlap: how often a draft drawn from q would be accepted at temperature 1",
@@ -31,12 +31,12 @@ LAYER_LEGEND = (
     "output/residual: how much attention adds to the residual stream before it",
     "entropy/log n: 1 where attention is spread evenly over n tokens, 0 where it is on one",
 )
-"""What the columns of tables mean."""
+"""Explanations of the columns in the table of layers."""
 VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 def show_report(console: Console, title: str, report: "Report") -> None:
-    """Print the doctor's findings: figures, figures by depth, and then likely causes of faults."""
+    """Print the report on a drafter: figures, figures by depth, and likely faults."""
     console.print(
         _findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings)
     )
@@ -72,7 +72,7 @@ def show_report(console: Console, title: str, report: "Report") -> None:
 
 
 def show_exact(console: Console, title: str, report: "ExactReport") -> None:
-    """Print which kinds of layers are bitwise reproducible, what that costs, and the default."""
+    """Print which layers are bitwise reproducible, the additional time, and the default."""
     made = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in ("layers", "rows keep their bits", "what is done"):
         made.add_column(name)
@@ -103,7 +103,7 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
 
 
 def show_expected(console: Console, title: str, report: "Expected") -> None:
-    """Print the expected figures of a device, passes by width, and acceptance lengths that pay."""
+    """Print the expected speed on a device, and the acceptance lengths that pay off."""
     console.print(f"[bold]{escape(title)}, on {escape(report.device)}[/]", soft_wrap=True)
     if report.memory is not None:
         free, whole = (f"{each / 1e9:.1f}" for each in report.memory)
@@ -163,12 +163,12 @@ def show_expected(console: Console, title: str, report: "Expected") -> None:
 
 
 LAYERS_BESIDE, LAYER_COLUMNS = 3, 30
-"""Layers of the target side by side in a line of the table at most, and the columns of the terminal
-that each takes."""
+"""Largest number of layers side by side in a line of the table, and the width in columns that each
+of them takes."""
 
 
 def _attention(layers: Sequence["Attending"], width: int) -> Table:
-    """Return a table of the attention of layers, with as many side by side as fit the width."""
+    """Return a table of the layers' attention, with as many layers side by side as fit."""
     beside = max(1, min(LAYERS_BESIDE, (width - 1) // LAYER_COLUMNS))
     attention = Table(
         title="attention of the target's layers", title_justify="left", header_style="bold"
@@ -190,7 +190,7 @@ def _attention(layers: Sequence["Attending"], width: int) -> Table:
 
 
 def _findings(title: str, findings: Sequence["Finding"]) -> Table:
-    """Return a table of figures with their verdicts and explanations."""
+    """Return a table of findings: figures with their verdicts and explanations."""
     made = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in ("", "figure", "verdict", "meaning"):
         made.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
@@ -209,14 +209,14 @@ def _findings(title: str, findings: Sequence["Finding"]) -> Table:
 
 
 SHOWN_PARTED = 10
-"""The number of differing texts that are listed."""
+"""Largest number of differing texts that are listed."""
 
 
 def show_lossless(console: Console, title: str, report: "Examined") -> None:
-    """Print how the output compares with plain decoding's.
+    """Print the comparison of the output with plain decoding's.
 
-    There is a line for each case and for the texts that differ most, and the overall result comes
-    last.
+    There is a line for each case, and for each of the texts that differ most. The overall verdict
+    comes last.
     """
     console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
     worst = sorted(report.parted, key=lambda found: -found[1].margin)

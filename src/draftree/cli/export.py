@@ -15,12 +15,13 @@ from draftree.errors import UserError
 from draftree.utils.validated_dataclass import knob
 
 FORMATS = ("speculators", "eagle", "vllm-eagle", "vllm-medusa")
-"""The formats, as `draftree.training.export` has them: to import it takes long."""
+"""Names of the formats in `draftree.training.export`. They are repeated here, because importing
+that module takes long."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Hold the options of `draftree export`."""
+    """Store the options of `draftree export`."""
 
     name: Annotated[
         str,

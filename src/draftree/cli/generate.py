@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Hold the options of `draftree generate`."""
+    """Store the options of `draftree generate`."""
 
     words: Annotated[
         list[str] | None,
@@ -70,10 +70,11 @@ class GenerateOptions:
 
 
 def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOptions:
-    """Return the options with the model and the prompt that the arguments stand for.
+    """Return the options with the model and the prompt from the positional arguments.
 
     Raises:
-        UserError: there are too many arguments, or one of the two is given twice or not at all.
+        UserError: there are too many arguments, or the model or the prompt is given twice or not at
+            all.
     """
     words, prompt = asked.words or [], asked.prompt
     if len(words) > 2:
@@ -134,14 +135,14 @@ def write(
     asked: GenerateOptions,
     about: Mapping[str, str],
 ) -> None:
-    """Generate the text, draw its trees and compare it with plain decoding, as requested.
+    """Generate a text; as requested, draw its trees and compare it with plain decoding.
 
     Args:
-        engine: a warm engine.
+        engine: engine after a warm-up.
         options: options of the completion.
         ids: token ids of the prompt.
-        asked: what is to be shown.
-        about: target, drafter and policy by kind, for the head of a picture.
+        asked: options of the command, which determine the output.
+        about: names of the target, the drafter and the policy by kind, for the head of a picture.
     """
     from draftree import viewer
     from draftree.cli import arguments, terminal

@@ -17,7 +17,7 @@ MODELS = {
     "FOLDER": "a folder with config.json and weights, as save_pretrained writes it",
     "FILE.gguf": "a file of llama.cpp or ollama; its weights are dequantised",
 }
-"""What can be the model of a command."""
+"""Forms in which a command accepts a model, with their descriptions."""
 
 
 def list_parts(
@@ -123,10 +123,10 @@ def list_drafters(
 
 
 def check_name(target: str) -> None:
-    """Refuse a path that does not exist.
+    """Raise an error if a target is a path that does not exist.
 
     Raises:
-        UserError: there is no such path.
+        UserError: the path does not exist.
     """
     from draftree.target.hub import check_path
 
@@ -138,10 +138,10 @@ def check_name(target: str) -> None:
 
 
 def _described(kind: str, name: str) -> dict[str, Any]:
-    """Return a part's summary and options.
+    """Return the summary and the options of a part as a dictionary.
 
-    For a part that cannot be used, return the error. For a part that is not draftree's own, also
-    return the package that has it.
+    For a part that cannot be used, the summary is the error message. For a part of another package,
+    the name of the package is added.
     """
     from draftree import registry
 

@@ -12,7 +12,7 @@ from draftree.errors import UserError
 from draftree.utils.files import write_text
 
 NEEDED, KINDS = ("config.json", "model.safetensors"), (".json", ".safetensors", ".md", ".jinja")
-"""Files of a drafter's folder, and the endings of those that are uploaded."""
+"""Files that a drafter's folder must contain, and suffixes of the files that are uploaded."""
 Folder = Annotated[Path, typer.Argument(help="A trained drafter's folder.")]
 
 

@@ -27,20 +27,20 @@ from draftree.utils.validated_dataclass import PRESET, knob, read, rule_of, rule
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
 BARE = {"Policy", "Layered", "Acceptor", "Method", "Part", "ABC"}
-"""Bases of parts without options of their own."""
+"""Names of base classes that have no options."""
 READ = ("costs", "data", "result", "init_from", "exclude", "grammar")
-"""Options that name a file or folder which is read."""
+"""Names of options whose values are files or folders to read."""
 KNOWN = {DEMO, SMOLLM2}
 
 
 def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None:
-    """Refuse values of a command's options that cannot be right.
+    """Raise an error for wrong values of a command's options, before anything is loaded.
 
     Args:
-        of: the dataclass of the options.
-        given: values by the name of the field; for a dataclass that stands for several options, a
-            mapping of its own.
-        parts: these dataclasses by the name of the field.
+        of: dataclass that defines the options.
+        given: values by the name of the field. For a field that is itself a dataclass of options,
+            the value is a mapping of their values.
+        parts: such dataclasses of options by the name of the field.
 
     Raises:
         UserError: a value is not allowed, or a file or folder does not exist or cannot be written.
@@ -87,13 +87,13 @@ def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None
 
 
 def flag(f: Field[Any]) -> str:
-    """Return a field of a command's options as the command line spells it."""
+    """Return the option, such as `--max-new-tokens`, for a field of a command's options."""
     name: str = f.metadata.get("flag", "--" + f.name.replace("_", "-"))
     return name.partition("/")[0]
 
 
 def _check_read(values: Mapping[str, Any]) -> None:
-    """Refuse a file or folder that is to be read, and does not exist."""
+    """Raise an error for a missing file or folder that an option names for reading."""
     for name in READ:
         for path in _several(values.get(name)):
             if isinstance(path, Path) and not path.exists():
@@ -106,12 +106,12 @@ def _check_read(values: Mapping[str, Any]) -> None:
 
 
 def is_json(text: str) -> bool:
-    """Return whether a text is JSON by its first character, and not the name of a file."""
+    """Return whether a text looks like JSON by its first character, and not like a file name."""
     return text.lstrip()[:1] in ("{", "[", '"', "") or text.strip() in ("true", "false")
 
 
 def check_items(items: Sequence[str], name: str) -> None:
-    """Refuse settings that are not KEY=VALUE, or that a drafter of a name does not have.
+    """Raise an error for settings that are not KEY=VALUE, or that the drafter `name` lacks.
 
     Raises:
         UserError: a setting is wrong.
@@ -124,10 +124,10 @@ def check_items(items: Sequence[str], name: str) -> None:
 
 
 def check_searched(policy: str, knobs: Sequence[str]) -> None:
-    """Refuse options to search that a policy does not have.
+    """Raise an error for options to search that a policy does not have.
 
     Raises:
-        UnknownName: there is no such option.
+        UnknownName: the policy does not have an option.
     """
     known, whole = _knobs("policy", policy) if policy in _files("policy") else ({}, False)
     for name in knobs:
@@ -140,7 +140,7 @@ def _several(value: Any) -> Sequence[Any]:
 
 
 def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the errors of values whose type on the command line is that of the dataclass."""
+    """Yield messages about values that break the rules of a dataclass's fields."""
     same: dict[str, Field[Any]] = {
         f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None, list[int])
     }
@@ -160,9 +160,9 @@ def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def bias(item: str) -> tuple[int | str, float]:
-    """Return the token and the bias of an item TOKEN=BIAS.
+    """Return the token and the bias of an item TOKEN=BIAS of `--logit-bias`.
 
-    A text may be in quotes. Digits are a token id.
+    A token is given by its id in digits, or by its text, which may be in quotes.
 
     Raises:
         UserError: the item has another form.
@@ -182,10 +182,10 @@ def bias(item: str) -> tuple[int | str, float]:
 
 
 def check_target(name: str, loading: Mapping[str, Any]) -> None:
-    """Refuse a model that is neither a path that exists nor one that the hub or its cache can have.
+    """Raise an error if a model is neither an existing path nor on the hub or in its cache.
 
     Raises:
-        UserError: there is no such path, or the hub cannot be reached.
+        UserError: the model does not exist, or the hub cannot be reached.
     """
     if name in KNOWN or exists(name):
         return
@@ -203,10 +203,10 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
 
 
 def check_downloads(spec: str) -> None:
-    """Refuse a drafter with a part that is neither on this machine nor on the hub.
+    """Raise an error if a part of a drafter is neither on this machine nor on the hub.
 
     Raises:
-        UserError: the hub cannot be reached.
+        UserError: a part does not exist, or the hub cannot be reached.
     """
     from draftree.target.hub import is_hub_id
 
@@ -217,15 +217,15 @@ def check_downloads(spec: str) -> None:
 
 
 def check_repository(name: str, told: str, file: str = "config.json") -> None:
-    """Refuse a path that does not exist, or a repository found neither on the hub nor in its cache.
+    """Raise an error if a path, or a repository on the hub or in its cache, does not exist.
 
     Args:
         name: a path, or a hub id with or without a revision.
         told: start of the error message.
-        file: a file that shows that the cache has a copy.
+        file: name of a file whose presence shows that the cache contains the repository.
 
     Raises:
-        UserError: it does not exist, or the hub cannot be reached.
+        UserError: the repository or path does not exist, or the hub cannot be reached.
     """
     from draftree.target.hub import AT, located
 
@@ -237,7 +237,7 @@ def check_repository(name: str, told: str, file: str = "config.json") -> None:
 
 
 def is_model(word: str) -> bool:
-    """Return whether an argument is a model and not a prompt.
+    """Return whether an argument is a model rather than a prompt.
 
     A model is a known name, an existing path, or a hub id.
     """
@@ -249,10 +249,10 @@ def is_model(word: str) -> bool:
 
 
 def check_suite(name: str) -> None:
-    """Refuse prompts that do not exist.
+    """Raise an error if a suite of prompts does not exist.
 
     Raises:
-        UnknownName: there is no such suite, file or format.
+        UnknownName: no suite, file or benchmark format has this name.
     """
     from draftree.evaluation.dataset_formats import FORMATS
 
@@ -266,7 +266,7 @@ def check_suite(name: str) -> None:
 
 
 def check_spec(kind: str, spec: str) -> None:
-    """Refuse a spec that names no part, or gives one a key or a value that it does not take.
+    """Raise an error if a spec names an unknown part, or has an unknown key or a wrong value.
 
     Raises:
         UserError: the spec is wrong.
@@ -289,7 +289,7 @@ def check_spec(kind: str, spec: str) -> None:
 
 
 def part_names(kind: str) -> tuple[str, ...]:
-    """Return the names of draftree's own drafters, policies or acceptors."""
+    """Return the names of draftree's own drafters, policies or acceptors, without plug-ins."""
     return _files(kind)
 
 
@@ -323,7 +323,7 @@ def _check_keys(kind: str, name: str, items: Sequence[str]) -> None:
 
 @cache
 def _knobs(kind: str, name: str) -> tuple[dict[str, Any], bool]:
-    """Return the options of a part with type and range, and whether the list is complete.
+    """Return the options of a part with their types and ranges, and whether the list is complete.
 
     Both are read from the part's source file, without importing it.
     """
@@ -334,7 +334,10 @@ def _knobs(kind: str, name: str) -> tuple[dict[str, Any], bool]:
 
 @cache
 def _keys(path: Path, name: str) -> tuple[dict[str, Any], bool]:
-    """Return the fields of a class in a source file and of its bases, and whether all are known."""
+    """Return the fields of a class in a source file, and whether the list is complete.
+
+    The fields of its base classes are included, if their source files can be read.
+    """
     tree = ast.parse(path.read_text("utf-8"))
     made = next(
         (c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.lower() == name.lower()),
@@ -376,14 +379,14 @@ def _fields(made: ast.ClassDef) -> Iterator[tuple[str, Any]]:
 
 
 def _is_no_key(default: ast.expr | None) -> bool:
-    """Return whether a field is excluded from comparison, and so is no key of a spec."""
+    """Return whether a field's default has `compare=…`, so that it is not a key of a spec."""
     return isinstance(default, ast.Call) and any(k.arg == "compare" for k in default.keywords)
 
 
 def _evaluated(source: ast.expr | None) -> Any:
-    """Return the value of an annotation or a default that consists of literals and `knob`.
+    """Evaluate an annotation or a default that consists of literals, built-in types and `knob`.
 
-    Return None for any other.
+    Return None for other expressions.
     """
     if source is None:
         return None

@@ -18,9 +18,10 @@ from draftree.target.names import ALLOWED
 
 T = TypeVar("T")
 TYPED = "draftree.typed"
-"""Key in a context's `meta` of the options as they were typed, by their Python names."""
+"""Key in a context's `meta` under which the typed spelling of each option is stored by Python
+name."""
 NO_COMMANDS = ("throughput", "latency", "serve", "startup", "sweep")
-"""Sub-commands of vLLM's bench."""
+"""Sub-commands of `vllm bench`, which draftree does not have."""
 TargetName = Annotated[
     str, typer.Option("-m", "--target", metavar="MODEL", help=f"The model: {ALLOWED}.")
 ]
@@ -70,14 +71,14 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
 
 def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
-    """Make a typer command of a function that takes a context and a dataclass `asked`.
+    """Turn a function of a context and a dataclass `asked` into a typer command.
 
-    Each field of the dataclass becomes an option. A field is annotated as for typer, or its
-    metadata (see `knob`) hold the option's `help`, `metavar` and `min`, and its `flag`, `kind` and
-    `panel` where they are not `--` with the field's name, the field's type, and the general one. A
-    field annotated with a dataclass stands for all of that dataclass's options, and holds their
-    values by name. A command with a `target` and no argument of its own also takes the model as
-    first argument.
+    Each field of the dataclass becomes an option. A field is either annotated as for typer, or
+    described by its metadata (see `knob`): `help`, `metavar`, `min`, and optionally `flag` (by
+    default `--` and the field's name), `kind` (by default the field's type) and `panel` (by default
+    the general group). A field that is annotated with another dataclass stands for all options of
+    that dataclass; its value is a mapping of their values by name. A command with a field `target`
+    and without positional arguments also accepts the model as its first argument.
     """
     of = get_type_hints(command)["asked"]
 
@@ -106,9 +107,9 @@ def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]
 
 
 def _fields(of: type) -> Iterator[tuple[Field[Any], Any, type | None]]:
-    """Yield each field of a dataclass with its type and the dataclass of options that it holds.
+    """Yield each field of a dataclass with its type and its dataclass of options.
 
-    The last is None for a field that is an option itself.
+    The third value is None for a field that is a single option.
     """
     hints = get_type_hints(of, include_extras=True)
     for f in fields(of):
@@ -117,7 +118,7 @@ def _fields(of: type) -> Iterator[tuple[Field[Any], Any, type | None]]:
 
 
 def _takes_model(of: type) -> bool:
-    """Return whether a command's options name a target, and none of them is an argument."""
+    """Return whether a command has an option `target` and no positional arguments."""
     hints = {f.name: hint for f, hint, part in _fields(of) if not part}
     return "target" in hints and not any(_is_argument(hint) for hint in hints.values())
 
@@ -129,10 +130,10 @@ def _is_argument(hint: Any) -> bool:
 
 
 def one_model(ctx: typer.Context, argument: str | None, option: str) -> str:
-    """Return the model that is named as an argument or as an option.
+    """Return the model, which is named either as an argument or as an option.
 
     Raises:
-        UserError: it is named as both.
+        UserError: the model is named twice.
     """
     if argument is None:
         return option

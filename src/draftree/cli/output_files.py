@@ -12,11 +12,11 @@ from draftree.errors import UserError
 from draftree.utils.files import writable
 
 OWN = ("config.json", "training.json")
-"""Files by which a folder is known as one that draftree wrote."""
+"""Files that identify a folder as written by draftree."""
 
 
 def default_name(*parts: str) -> str:
-    """Return the name of an output that none was given for, as `bench-demo-questions`."""
+    """Return the default name of an output, such as `bench-demo-questions`."""
     names = (re.sub(r"\W+", "-", Path(part).stem.lower()).strip("-") for part in parts)
     return "-".join(filter(None, names))
 
@@ -29,19 +29,19 @@ def check_output(
     folder: bool = False,
     endings: Collection[str] = (),
 ) -> bool:
-    """Refuse an output that cannot be written, and ask before one is overwritten.
+    """Raise an error if an output cannot be written, and ask before overwriting one.
 
-    Without a terminal there is nobody to ask, and an output that exists is refused.
+    Without a terminal, an existing output is refused, because nobody can be asked.
 
     Args:
-        path: the file or folder.
+        path: file or folder to write.
         force: whether `--force` was given.
-        option: the option that names another path.
-        folder: whether the output is a folder, which is replaced as a whole.
-        endings: the allowed endings of a file, if not all are.
+        option: option with which the user can name another path.
+        folder: whether the output is a folder, which is replaced completely.
+        endings: allowed suffixes of a file; empty for any suffix.
 
     Returns:
-        Whether something will be overwritten.
+        Whether an existing output will be overwritten.
 
     Raises:
         UserError: the output cannot be written, or must not be overwritten.
@@ -62,7 +62,7 @@ def check_output(
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder that is to be overwritten."""
+    """Remove a file or folder that will be overwritten."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

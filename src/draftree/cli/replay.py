@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from draftree.evaluation.roofline import Machine
 
 RULES = ("greedy", "match")
-"""The acceptors whose choice at every place of a text follows from the text and the seed alone."""
+"""Acceptors that can be replayed: their choice at every position depends only on the text and the
+seed."""
 
 
 @dataclass(frozen=True)
 class ReplayOptions(CellsOptions):
-    """Hold the options of `draftree replay`."""
+    """Store the options of `draftree replay`."""
 
     recording: Path = knob(
         Path("recording"),
@@ -46,10 +47,10 @@ def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
 
 
 def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any], Bench]":
-    """Return the result of a replay, and what was run.
+    """Run a replay, and return its result and the benchmark that was run.
 
     Raises:
-        UserError: something that is asked for does not exist, does not fit, or cannot be replayed.
+        UserError: a requested part does not exist, does not fit, or cannot be replayed.
     """
     from draftree.cli import terminal
     from draftree.evaluation.bench import Bench
@@ -93,18 +94,19 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
 
 
 def tables(work: "Bench") -> "dict[str, CostTable]":
-    """Return the costs of each drafter, which trees depend on."""
+    """Return the fixed costs by drafter, on which the trees depend."""
     from draftree.costs.curves import CostTable
 
     return {d: c for d, c in work.prices.items() if isinstance(c, CostTable)}
 
 
 def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str, "Bench"]]:
-    """Yield the benchmark with the costs of each machine, by its name.
+    """Yield for each machine its name and the benchmark with its costs.
 
-    Cells whose trees do not depend on costs run on the first machine alone.
+    Cells whose trees do not depend on costs run only on the first machine.
 
-    Without any machine, yield it once with this machine's costs and an empty name.
+    If no machine is given, the benchmark is yielded once, with an empty name and this machine's
+    costs.
     """
     from draftree.cli import terminal
     from draftree.evaluation.bench import priced
@@ -128,10 +130,10 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
 
 
 def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
-    """Return the requested engines; refuse those that cannot be replayed.
+    """Load the requested engines, and raise an error if one cannot be replayed.
 
     Raises:
-        UserError: it names the acceptor, or the drafter.
+        UserError: an acceptor or a drafter cannot be replayed; the message names it.
     """
     for _, _, acceptor in ready.pairs:
         if acceptor is not None and acceptor.partition(":")[0] not in RULES:
@@ -144,14 +146,14 @@ def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
 
 
 def check_replayable(name: str, drafter: "Drafter[Any]") -> None:
-    """Refuse a drafter that needs target passes over more than a text.
+    """Raise an error for a drafter that needs more than recorded outputs of the target.
 
     Args:
-        name: its name in the options.
+        name: name of the drafter in the options.
         drafter: the opened drafter.
 
     Raises:
-        UserError: the drafter is such a one.
+        UserError: the drafter cannot be replayed.
     """
     if not drafter.replayable:
         reads = (
@@ -163,7 +165,7 @@ def check_replayable(name: str, drafter: "Drafter[Any]") -> None:
 
 
 def record(work: "Bench") -> None:
-    """Record what is missing, after a remark about how much that is."""
+    """Record the missing texts, after printing their number and size."""
     from draftree.cli import terminal
     from draftree.evaluation.time_estimate import plain_seconds
 

@@ -19,7 +19,7 @@ TEMPLATE = Path(__file__).parent / "report.html"
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Hold the options of `draftree report`."""
+    """Store the options of `draftree report`."""
 
     result: Annotated[Path, typer.Argument(help="A result of bench, replay or recount.")]
     out: Path = knob(Path("report.html"), written=(".html",), short="-o", help="The page.")
@@ -48,7 +48,7 @@ def report(ctx: typer.Context, asked: ReportOptions) -> None:
 
 
 def rendered(result: "dict[str, object]", source: str) -> str:
-    """Return the page; pictures are left out where matplotlib is not installed."""
+    """Return the HTML page of a saved result; without matplotlib it has no pictures."""
     from typing import Any, cast
 
     from jinja2 import Environment

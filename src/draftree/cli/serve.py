@@ -22,13 +22,13 @@ BATCH = "How much at a time"
 BOUNDS = "What one request may ask for"
 KEY_VARIABLE = "DRAFTREE_API_KEY"
 DRAFTERS = ("suffix", "pld")
-"""Drafters that a request may name where the operator names none: they need no training."""
+"""Drafters that a request may name if the operator lists none. They need no training."""
 POLICIES = ("yield", "pct", "eagle2", "opttree", "chain")
 
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """Hold the options of `draftree serve`."""
+    """Store the options of `draftree serve`."""
 
     target: TargetName = "demo"
     host: str = knob(
@@ -109,11 +109,11 @@ def serve(ctx: typer.Context, asked: ServeCommand) -> None:
 
 
 def serve_options(asked: ServeCommand) -> ServeOptions:
-    """Return the options of the server.
+    """Return the server's options for the options of the command.
 
     Raises:
-        UserError: a value is out of its range, or the server would be open to a network without an
-            API key.
+        UserError: a value is out of its range, or other machines could use the server without an
+            API key although that was not allowed.
     """
     keys = [*asked.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
     batching = SchedulerOptions(
@@ -144,7 +144,7 @@ def serve_options(asked: ServeCommand) -> ServeOptions:
 
 
 def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
-    """Serve replicas under Ray until a signal asks for the end."""
+    """Serve replicas under Ray until a signal ends the program."""
     from draftree.cli import arguments
     from draftree.integrations import ray
 
@@ -164,13 +164,13 @@ def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
 
 
 def model_name(target: str) -> str:
-    """Return the name of a model for clients: its own, without the folders before it."""
+    """Return the name of a model for clients: its hub id, or its path without the folders."""
     path = Path(target)
     return path.stem if path.suffix == ".gguf" else path.name if path.exists() else target
 
 
 def run(asked: ServeCommand, options: ServeOptions) -> None:
-    """Load the model and serve it until a signal asks for the end.
+    """Load the model, and serve it until a signal ends the program.
 
     Raises:
         UserError: the model cannot be loaded, or the port is taken.
@@ -180,7 +180,7 @@ def run(asked: ServeCommand, options: ServeOptions) -> None:
 
 
 def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -> None:
-    """Load the model and serve it at a bound socket."""
+    """Load the model, and serve it at a bound socket until a signal ends the program."""
     import uvicorn
 
     from draftree.cli import arguments, terminal
@@ -200,7 +200,7 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     state = ServerState(engine, drafter, policy, options)
 
     class Server(uvicorn.Server):
-        """Run uvicorn's server, which refuses new requests as soon as it is asked to end."""
+        """Run uvicorn's server, and refuse new requests as soon as the server is about to end."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             state.worker.drain()
@@ -227,7 +227,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address; it listens when the server starts.
 
     Raises:
-        UserError: the address does not exist here, or the port is taken.
+        UserError: the address does not belong to this machine, or the port is in use.
     """
     bound: socket.socket | None = None
     try:

@@ -37,7 +37,7 @@ from draftree.utils.progress import Tell, duration
 from draftree.utils.progress import shown as progress_shown
 
 FEW = 0.1
-"""Number of draft nodes per step below which a summary says that there was almost nothing."""
+"""Number of drafted nodes per step below which a summary says that almost nothing was drafted."""
 STYLES: dict[Origin, str] = {
     "drafted": "green",
     "forced": "yellow",
@@ -47,20 +47,22 @@ STYLES: dict[Origin, str] = {
 LEGEND = "[green]■[/green] drafted and accepted  [yellow]■[/yellow] the only token allowed  ■ chosen by the target"
 
 WIDTH = 150
-"""Of tables that do not go to a terminal."""
+"""Width in columns of tables that are not printed to a terminal."""
 
 
 LIST = 100
-"""Of lists that do not go to a terminal: their cells are prose, which wraps."""
+"""Width in columns of lists that are not printed to a terminal. It is smaller than `WIDTH`, because
+their cells are prose, which can be wrapped."""
 
 
 def output(width: int = WIDTH) -> Console:
     """Return the console of standard output.
 
-    It is as wide as the terminal or as `COLUMNS` says, and has no escape sequences with `NO_COLOR`.
+    Its width is that of the terminal or of the environment variable `COLUMNS`. If `NO_COLOR` is
+    set, it prints no colours.
 
     Args:
-        width: where there is neither a terminal nor `COLUMNS`.
+        width: width in columns if there is neither a terminal nor `COLUMNS`.
     """
     plain: dict[str, Any] = {"color_system": None} if os.environ.get("NO_COLOR") else {}
     console = Console(highlight=False, **plain)
@@ -72,12 +74,12 @@ def output(width: int = WIDTH) -> Console:
 
 
 def colours(console: Console) -> bool:
-    """Return whether text can be coloured."""
+    """Return whether the console supports colours."""
     return console.is_terminal and console.color_system is not None
 
 
 def line(text: str) -> None:
-    """Print a line on standard output, as it is."""
+    """Print a line on standard output, without wrapping or markup."""
     output().print(text, soft_wrap=True, markup=False)
 
 
@@ -88,11 +90,11 @@ def errors() -> Console:
 
 
 FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
-"""A number, with or without its interval."""
+"""Pattern for a number, with or without an interval in brackets."""
 
 
 def show_tokens(console: Console, tokens: Iterable[Token]) -> None:
-    """Print what tokens add to a text, coloured by how they came."""
+    """Print the text of tokens, coloured by their origin."""
     for origin, run in groupby(tokens, key=attrgetter("origin")):
         console.out(
             "".join(token.text for token in run), style=STYLES[origin], end="", highlight=False
@@ -100,7 +102,7 @@ def show_tokens(console: Console, tokens: Iterable[Token]) -> None:
 
 
 def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
-    """Return a table of rows of text with their keys as headings; figures are right-aligned."""
+    """Return a table with the rows' keys as headings; columns of numbers are right-aligned."""
     made = Table(title=escape(title), title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
         figures = i > 0 and all(FIGURE.fullmatch(r[name]) for r in rows)
@@ -113,9 +115,9 @@ def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
 def narrowed(
     rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]
 ) -> list[dict[str, str]]:
-    """Return rows without their last columns where a table would be wider than the terminal.
+    """Drop the last columns of rows until their table is at most `width` columns wide.
 
-    The columns in `keep` stay.
+    The columns in `keep` are never dropped.
     """
     names = list(rows[0])
     widths = {
@@ -128,17 +130,17 @@ def narrowed(
 
 
 def heading(name: str) -> str:
-    """Return a column's heading broken into short lines, with a rate's unit on its own line."""
+    """Return a column's heading, broken into short lines at units and intervals."""
     return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
 
 
 FIRST, EVERY = 2.0, 30.0
-"""Seconds until the first line about progress, and between later ones, if standard error is no
-terminal."""
+"""Seconds until the first message about progress, and between later ones, if standard error is not
+a terminal."""
 
 
 class Clock:
-    """Return the time, and make calls at intervals; tests use their own clock."""
+    """Give the time and call functions at intervals; tests replace it by their own clock."""
 
     def now(self) -> float:
         """Return the time in seconds."""
@@ -148,7 +150,12 @@ class Clock:
     def beating(
         self, beat: Callable[[], None], known: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
-        """Call `beat` after FIRST seconds, every EVERY seconds, and once the time left is known."""
+        """Return a context in which `beat` is called at intervals from another thread.
+
+        The first call comes after `FIRST` seconds, the next ones every `EVERY` seconds. After the
+        first call, the next one comes early if `known` becomes true, that is, if the remaining time
+        is known.
+        """
         ended = threading.Event()
 
         def wait() -> None:
@@ -178,9 +185,9 @@ CLOCK = Clock()
 
 @contextmanager
 def busy(what: str) -> Iterator[Tell]:
-    """Show a label and a spinner during work; the callback changes the label.
+    """Show a label with a spinner during work; the yielded function changes the label.
 
-    Without a terminal, print a line at intervals during long work.
+    Without a terminal, a line is printed at intervals during long work.
     """
     console = errors()
     clock = CLOCK
@@ -198,7 +205,7 @@ def busy(what: str) -> Iterator[Tell]:
 
 
 def forecast(what: str, seconds: float) -> None:
-    """Say how long work will take at most, where that is long."""
+    """Print how long some work will take at most, if it takes at least `FIRST` seconds."""
     if seconds >= FIRST:
         remark(f"{what}: at most about {duration(seconds)}")
 
@@ -206,7 +213,7 @@ def forecast(what: str, seconds: float) -> None:
 class _Remarked(Bar):
     """Show a progress bar with its remark on the line below.
 
-    On one line, a narrow terminal would have room for only one of them.
+    A narrow terminal could not show both on one line.
     """
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -216,7 +223,10 @@ class _Remarked(Bar):
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Tell]:
-    """Show a progress bar on standard error, or lines if it is no terminal."""
+    """Show a progress bar on standard error during work; without a terminal, print lines.
+
+    The yielded function sets the amount of finished work.
+    """
     console, clock = errors(), CLOCK
     columns = (
         TextColumn("{task.description}"),
@@ -247,11 +257,11 @@ def progress(what: str, total: int | None) -> Iterator[Tell]:
 
 
 LONG = 600.0
-"""Seconds of the past from which the time left is estimated."""
+"""Number of past seconds from whose progress the remaining time is estimated."""
 
 
 def _standing(task: Task) -> str:
-    """Return one line with the work done, the total, and the time left if it is known."""
+    """Return one line with the finished work, the total, and the remaining time if it is known."""
     of = "" if task.total is None else f" of {task.total:,.0f}"
     left = [f"about {duration(task.time_remaining)} left"] if task.time_remaining else []
     return ", ".join(
@@ -264,13 +274,13 @@ def _standing(task: Task) -> str:
 
 
 def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool) -> None:
-    """Print the figures of one text, under it.
+    """Print the figures of one generated text.
 
     Args:
-        console: the output.
-        result: the text's figures.
-        coloured: whether the text was, so that a legend is needed.
-        keeps_text: whether the acceptor promises plain decoding's own text.
+        console: console to print to.
+        result: figures of the text, possibly compared with plain decoding.
+        coloured: whether the text was printed in colours, so that a legend is needed.
+        keeps_text: whether the acceptor guarantees the same text as plain decoding.
     """
     stats, plain = result.stats, result.plain
     lines = [f"{LEGEND}"] if coloured else []
@@ -306,7 +316,7 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
 
 
 def show_footprint(console: Console) -> None:
-    """Print the seconds since the program started, loading included, and its peak memory."""
+    """Print the seconds since the start of the program and its peak memory."""
     try:
         import resource
     except ModuleNotFoundError:  # not all systems have it
@@ -320,9 +330,9 @@ def show_footprint(console: Console) -> None:
 
 
 def verdict(result: Comparison, keeps_text: bool) -> str:
-    """Return the comparison with plain decoding in words.
+    """Return a phrase on whether the output equals plain decoding's.
 
-    It says that output or bits are the same, or what a difference means.
+    If it differs, the phrase states the guarantee of the acceptor.
     """
     if result.same_output:
         return {
@@ -341,14 +351,14 @@ def verdict(result: Comparison, keeps_text: bool) -> str:
 
 
 BESIDE = 2
-"""Number of contexts whose costs fit next to each other in 80 columns."""
+"""Number of contexts whose costs are shown side by side, so that they fit into 80 columns."""
 
 
 def show_costs(console: Console, title: str, measured: CostTable, kept: Path | None = None) -> None:
-    """Print the measured curves.
+    """Print measured cost curves as tables.
 
-    There is a table for each number of rows, a line for each width, and a block of columns for each
-    context.
+    There is a table for each batch size, with a line for each number of tokens and a group of
+    columns for each context.
     """
     for rows, entries in measured.by_rows.items():
         for i in range(0, len(entries), BESIDE):
@@ -382,9 +392,10 @@ def show_costs(console: Console, title: str, measured: CostTable, kept: Path | N
 
 
 def _curves(title: str, entries: Sequence[Costs]) -> Table:
-    """Return a table of measured costs by width, with columns for each context.
+    """Return a table of measured costs by number of tokens, with columns for each context.
 
-    The columns are the ms of a draft step and of a target pass, and the pass relative to one token.
+    The columns are the milliseconds of a draft step and of a target pass, and the latter relative
+    to a pass over one token.
     """
     curves = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in (
@@ -403,12 +414,12 @@ def _curves(title: str, entries: Sequence[Costs]) -> Table:
 
 
 def knobs_text(knobs: Mapping[str, Any]) -> str:
-    """Return options and their defaults as they are written in a spec."""
+    """Return options and their defaults in the form of a spec: `key=value,…`."""
     return ",".join(f"{k}={v if v != '' else chr(39) * 2}" for k, v in knobs.items())
 
 
 def stage_row(drafter: str, stage: Stage) -> dict[str, str]:
-    """Return a drafter's default numbers of training, as a row of a table."""
+    """Return a table row with a drafter's default training options in one stage."""
     numbers = plan_text({f.name: getattr(stage, f.name) for f in fields(Recipe)})
     by_us = f"; ours: {', '.join(stage.ours)}" if stage.ours else ""
     told = {"loss": f"{stage.loss}, on {stage.data}", "source": stage.source + by_us}

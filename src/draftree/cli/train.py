@@ -33,12 +33,12 @@ DATA, STEPS, SAVING = (
     "Steps of training, by default the method's",
     "Measurements and files",
 )
-"""Parts of the help."""
+"""Headings of groups of options in the help."""
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Hold the options of `draftree train`."""
+    """Store the options of `draftree train`."""
 
     name: Annotated[
         str,
@@ -218,13 +218,13 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
 
 
 UNFINISHED = ("training.pt", "trees")
-"""Files in the folder of an interrupted run that can be resumed."""
+"""Files and folders that exist only in the folder of an interrupted run that can be resumed."""
 
 
 def make_way(out: Path, force: bool, folder: bool) -> None:
-    """Remove a finished result that is to be overwritten.
+    """Remove a finished result that will be overwritten.
 
-    An interrupted run is kept, unless `--force` starts it anew.
+    An interrupted run is kept, unless `--force` was given.
 
     Raises:
         UserError: the output cannot be written, or must not be overwritten.
@@ -243,16 +243,16 @@ def make_way(out: Path, force: bool, folder: bool) -> None:
 
 
 PLACE = frozenset(f.name for f in fields(Loading))
-"""Options of loading a target."""
+"""Names of the options for loading a target."""
 COMMON = frozenset({"name", "data", "out", "force", "target", "knobs", "as_json"})
-"""Options of every training."""
+"""Names of the options that all trainings have."""
 
 
 def job(name: str) -> "type[Job]":
-    """Return the class of jobs that train the drafter, or tune the policy, of a name.
+    """Return the class of the job that trains the drafter or tunes the policy `name`.
 
     Raises:
-        UserError: there is nothing of that name to train, or a package is not installed.
+        UserError: no drafter or policy of this name can be trained, or a package is not installed.
     """
     from draftree.drafters.base import TrainableMethod
     from draftree.registry import names, part, parts
@@ -277,16 +277,16 @@ def job(name: str) -> "type[Job]":
 
 
 def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence[Path]) -> None:
-    """Refuse wrong options of a training, a policy's without a drafter, and one without data.
+    """Raise an error if options of a training are wrong, or its drafter or data are missing.
 
     Args:
-        name: name of the training.
-        sort: kind of training.
-        asked: the given options, without those common to all trainings.
-        data: files or folders with the training data.
+        name: name of the drafter or policy to train.
+        sort: class of the job.
+        asked: given options, without those that all trainings have.
+        data: files and folders with training data.
 
     Raises:
-        UserError: options are wrong; the message names them and what is allowed.
+        UserError: an option is wrong or missing; the message lists the allowed options.
     """
     if strange := [flag(option) for option in asked if option not in sort.options]:
         allowed = ", ".join(sorted(map(flag, (COMMON | sort.options) - {"name", "as_json"})))
@@ -312,7 +312,7 @@ def flag(option: str) -> str:
 
 
 def show(end: "Fitted", out: Path) -> None:
-    """Print the outcome of a run: its tables, and the rest in lines."""
+    """Print the result of a job: its tables, and then its lines."""
     from draftree.cli import terminal
 
     for title, rows in end.tables.items():

@@ -12,23 +12,23 @@ from draftree.aliases.flag_hints import FLAG_WORDS
 from draftree.errors import UserError
 
 KINDS = (FLAG, OPTION, LOADING)
-"""The kinds of names under which an option is looked up, in this order."""
+"""Kinds of names under which an option is looked up, in this order."""
 NAMED_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 OF_A_PROGRAM = re.compile(r"lm_eval --model draftree|draftree [a-z]+[^;,:]*|\| cat|2>/dev/null")
-"""A command line that a hint spells out."""
+"""Pattern for a complete command line inside a hint."""
 SHOWN = 3
-"""How many commands are named that have an option."""
+"""Largest number of commands that a message lists for an option."""
 VALUE = r"'[^']*'|[^\s,;:)]*[^\s,;:).]"
-"""The value that follows `name=` in a message."""
+"""Pattern for the value after `name=` in a message."""
 
 
 Options = tuple[dict[str, TyperOption], dict[str, str]]
 
 
 def options_of(command: Any) -> Options:
-    """Return a command's options by every spelling.
+    """Return a command's options by spelling, and the long spelling of each by its Python name.
 
-    Also return the long spelling of each by its Python name.
+    An option has several entries in the first mapping, one for each spelling.
     """
     ctx = typer.Context(command, **command.context_settings)
     params = [p for p in command.get_params(ctx) if isinstance(p, TyperOption)]
@@ -39,7 +39,7 @@ def options_of(command: Any) -> Options:
 
 
 def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the commands of a group and of the groups in it, each with the words that name it."""
+    """Yield the commands in a group and its subgroups, each as (words that name it, command)."""
     for name, command in getattr(group, "commands", {}).items():
         if hasattr(command, "commands"):
             yield from commands(command, f"{before}{name} ")
@@ -48,16 +48,16 @@ def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> UserError:
-    """Return the error about an option that a command does not have.
+    """Return the error for an option that a command does not have.
 
-    It says what to write instead of another tool's option, or which commands have it, or which is
-    the nearest in spelling.
+    The message suggests a replacement for another tool's option, lists the commands that have the
+    option, or names the option with the most similar spelling.
 
     Args:
-        ctx: the context of the command.
-        name: the option as it was typed.
-        word: its name without dashes.
-        value: what was typed after it, where that may be its value.
+        ctx: context of the command.
+        name: typed option.
+        word: name of the option without dashes.
+        value: the typed argument after the option, if it may be the option's value.
     """
     own, flags = ctx.command.options
     others: dict[str, Options] = {
@@ -87,12 +87,12 @@ def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> 
 
 
 def named_options(hint: str) -> set[str]:
-    """Return the options in a hint that belong to the command that shows it."""
+    """Return the options that a hint names, except those in complete command lines."""
     return set(NAMED_OPTION.findall(OF_A_PROGRAM.sub("", hint)))
 
 
 def placed(hint: str, own: Mapping[str, Any], others: Mapping[str, Options]) -> str:
-    """Return a hint with the command that has its options, where the one that was typed has not."""
+    """Return a hint; if the typed command lacks the hint's options, name one that has them."""
     if (named := named_options(hint)) <= own.keys():
         return hint
     host = next((told for told, (flags, _) in others.items() if named <= flags.keys()), None)
@@ -100,9 +100,9 @@ def placed(hint: str, own: Mapping[str, Any], others: Mapping[str, Options]) -> 
 
 
 def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | None:
-    """Return which commands have an option, under this name or under draftree's.
+    """Return a sentence on the commands that have an option under this or draftree's name.
 
-    Return None where none has it.
+    Return None if no command has it.
     """
     having: dict[str, list[str]] = {}
     for told, (own, flags) in others.items():
@@ -125,7 +125,7 @@ def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | Non
 
 
 def for_command_line(hint: str) -> str:
-    """Return a hint about Python arguments without calls that the command line makes itself."""
+    """Convert a hint about Python arguments for users of the command line."""
     hint = re.sub(
         r"draftree\.load\(…, ([^()]*)\)|engine\.chat\(text, ([^()]*)\)",
         lambda m: m[1] or m[2],
@@ -135,11 +135,11 @@ def for_command_line(hint: str) -> str:
 
 
 def as_options(text: str, flags: Mapping[str, str]) -> str:
-    """Return a message with options spelled `--max-new-tokens 8` instead of `max_new_tokens=8`.
+    """Replace `max_new_tokens=8` and the like in a message by `--max-new-tokens 8`.
 
     Args:
         text: the message.
-        flags: the options by their Python names.
+        flags: options by their Python names.
     """
 
     def assigned(found: re.Match[str]) -> str:
