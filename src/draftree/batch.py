@@ -256,9 +256,10 @@ class Rows:
         return any(r.guides or r.forced for r in mine)
 
     def shown(self, tree: Tree, node: int) -> list[int]:
-        """Return the token ids from the start of a node's sequence to the node, for processors.
+        """Return the token ids from the start of a node's sequence to the node.
 
-        The list includes padding before the prompt and ends with the node's own token.
+        They are passed to processors and criteria. They include padding before the prompt, and the
+        last one is the node's own token.
         """
         row, path = int(tree.row[node]), tree.tokens[tree.path(node)].tolist()
         return [*self.requests[row].before, *self.committed[row].tolist(), *path]

@@ -187,7 +187,7 @@ class Engine(Hinting, metaclass=_Loads):
         return self.complete(*prompt, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the engine and its tokenizer, because `load` of other tools returns such a pair."""
+        """Yield the engine and its tokenizer, as the pair that `load` of other tools returns."""
         yield from (self, self.tokenizer)
 
     def __enter__(self) -> Self:
@@ -300,7 +300,7 @@ class Engine(Hinting, metaclass=_Loads):
 
     @takes_prompt
     def stream(self, prompt: Any, **options: Any) -> Iterator[Token]:
-        """Yield the tokens of `complete` one by one, each with the text that it completes.
+        """Yield the tokens of `complete` one by one, each with the text that has become certain.
 
         Closing the iterator early ends the generation.
 

@@ -59,8 +59,8 @@ class UserError(DraftreeError):
 class UnknownName(UserError):
     """An unknown name.
 
-    If other tools use the name (`aliases.py`), the message gives draftree's name. Otherwise it
-    lists the known names, and suggests one with similar spelling if there is one.
+    If other tools use the name (`draftree.aliases`), the message gives draftree's name. Otherwise
+    it lists the known names, and suggests one with similar spelling if there is one.
     """
 
     def __init__(self, kind: str, got: str | Mapping[str, Any], known: Iterable[str]) -> None:

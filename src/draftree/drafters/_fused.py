@@ -93,7 +93,8 @@ class Find:
 
     Attributes:
         part: the number of the part.
-        guided: whether there was a guide, which is the first part that computes a whole q.
+        guided: whether there was a guide, which is the first part that computes q for the whole
+            vocabulary.
         numbers: [F] the numbers of the frontier's nodes.
         tokens: [F, K] token ids.
         place: [F, K] −∞ where there is a candidate, NaN elsewhere.
@@ -141,9 +142,9 @@ class Fusing:
 class FusedDrafter(Drafter[Fusing]):
     """Drafters that expand the same nodes; their candidates are merged.
 
-    The drafters are called parts. The first part that computes a whole q, such as a trained
-    drafter, is the guide. Candidates of the other parts, such as retrieval hits, are valued by
-    their estimated acceptance.
+    The drafters are called parts. The first part that computes q for the whole vocabulary, such as
+    a trained drafter, is the guide. Candidates of the other parts, such as retrieval hits, are
+    valued by their estimated acceptance.
 
     Raises:
         UserError: more than one of the drafters sends probes with a verification.

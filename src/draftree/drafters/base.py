@@ -64,7 +64,7 @@ class Drafter(ABC, Generic[State]):
         expands_paths: whether one pass can expand nodes of different layers, a node and its
             ancestors included. If not, nodes are expanded layer by layer.
         remembers: whether `carry` returns a state, so that drafts may depend on earlier calls.
-        searches: whether it finds candidates in text, without a forward pass.
+        searches: whether the drafter finds its candidates in text, without a forward pass.
         sends_probes: whether `probes` returns extra tokens for a verification.
     """
 

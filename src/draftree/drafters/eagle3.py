@@ -266,7 +266,7 @@ class FusingNet(PairNet):
     def choose(self, tokens: Ints) -> None:
         """Set the draft vocabulary to token ids in ascending order.
 
-        The head is initialised with the target's head rows of these tokens.
+        The head is initialised with the rows of the target's LM head for these tokens.
         """
         ids = torch.from_numpy(np.asarray(tokens, np.int64))
         if self.d2t is not None and self.t2d is not None:

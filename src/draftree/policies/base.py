@@ -45,9 +45,9 @@ class Search(ABC):
 
     @abstractmethod
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
-        """Return the candidates that need no forward pass; None if they all need one.
+        """Return the candidates that need no forward pass.
 
-        None is also returned if no candidate needs one, see `searches`.
+        Return None if all candidates need a pass, or if none does (see `searches`).
         """
 
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:

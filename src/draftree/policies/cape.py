@@ -44,10 +44,10 @@ class CAPE(Layered):
             the chain are kept first, because everything below a removed token is lost. Alternatives
             are then kept in order of value, among equals those drafted first. The paper needs no
             such rule.
-        bins: the number of alternatives as a function of confidence p: `paper`; `official`, which
-            differs only at p = 0.3, 0.6 and 0.8, where it gives the smaller number; or a list of
-            numbers with the edges between them, where an edge belongs to the number before it. The
-            paper's list is 7/0.3/5/0.6/3/0.8/1.
+        bins: the number of alternatives as a function of confidence p. `paper` is the function of
+            the paper. `official` differs only at p = 0.3, 0.6 and 0.8, where it gives the smaller
+            number. Otherwise a list of numbers with the edges between them; at an edge, the number
+            before it applies. The paper's list is 7/0.3/5/0.6/3/0.8/1.
         sets: a fixed number of alternatives for any confidence; the ablation in the paper has 4
             (section 5.4).
 

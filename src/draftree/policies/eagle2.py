@@ -49,11 +49,12 @@ class EAGLE2(Policy):
             expansion alone, or the ranking too. With `confidence`, a node is ranked by the smallest
             confidence on its path, because it cannot be verified without its parent; the paper does
             not define this case.
-        rerank: whether all candidates are ranked at the end. Without it ("w/o reranking"), only the
-            nodes chosen for expansion in each layer, the last layer included, can be verified; the
-            best `nodes` of them by `rank_by` are. This follows from "we do not use the tokens
-            selected during the expansion phase as the draft directly" (section 4.2). The ablation
-            "w/o both" is `rerank=false` with `expand_by=confidence` and `rank_by=confidence`.
+        rerank: whether all candidates are ranked at the end. Without it ("w/o reranking"), only
+            nodes that were chosen for expansion are candidates for verification, including those
+            chosen in the last layer. The best `nodes` of them by `rank_by` are verified. This
+            follows from "we do not use the tokens selected during the expansion phase as the draft
+            directly" (section 4.2). The ablation "w/o both" is `rerank=false` with
+            `expand_by=confidence` and `rank_by=confidence`.
     """
 
     nodes: int | None = knob(None, least=1)

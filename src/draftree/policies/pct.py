@@ -72,9 +72,9 @@ class PCT(Layered):
         ratio: sₐ/sₜ, the time of a draft step divided by that of a target pass. By default it is
             measured on this machine, for the context length and batch size of the step. The paper
             has one average for each of its two pairs of models, 0.037 and 0.028 (section 4.1).
-        gain: whether a node is expanded if its value is at least `ratio` (the expected time gain of
-            eq. 5), or if its own confidence is. A confidence is never below the value, so that
-            trees are larger without `gain`.
+        gain: the condition for expanding a node. If true, its value must be at least `ratio`, which
+            is the expected time gain of eq. 5. If false, its own confidence must be at least
+            `ratio`. A confidence is never below the value, so that trees are larger without `gain`.
         own: the smallest confidence of a node; nodes below it are removed with all their
             descendants. 0 removes none.
 

@@ -482,8 +482,8 @@ class _Note:
     ) -> "_Note":
         """Return the note of the nodes `asked` [A], which are among the nodes `searched` [F].
 
-        `found` holds the candidates [F, K] after the searched nodes, and `worth` [F] their total
-        value.
+        `found` holds the candidates [F, K] after the searched nodes, and `worth` [F] the sum of
+        their values.
         """
         at = (asked[:, None] == searched).argmax(axis=1)
         tokens = np.where(found.log_q > -np.inf, found.tokens, -1)[at]

@@ -25,8 +25,9 @@ MOST = 128
 def expected(paths: Paths, table: Floats) -> float:
     """Return the expected acceptance length τ of a tree under the product model.
 
-    It is 1 + Σ over nodes of the product of a[d, r] along the node's path, where `table` [D, K] is
-    a, the acceptance by depth and rank.
+    The model assumes that a node is accepted with the product of a[d, r] along its path. τ is then
+    1 plus the sum of these products over all nodes. `table` [D, K] is a, the acceptance by depth
+    and rank.
     """
     return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
 

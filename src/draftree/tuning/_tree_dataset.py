@@ -59,10 +59,10 @@ class Knobs:
         depth: number of layers of the trees (11 in appendix B.1).
         width: number of candidates of a node and of nodes expanded in a layer (10 in appendix B.1).
         tokens: largest number of tokens that are generated after a prompt.
-        trees: number of trees to collect (8,880 in appendix B.1), if the texts have so many steps;
-            0 for as many as they have.
-        positives: number of accepted nodes up to which further trees are collected (in the paper a
-            tree has 3.5).
+        trees: number of trees to collect (8,880 in appendix B.1). Each decoding step gives one
+            tree, so that there may be fewer. 0 collects the trees of all steps.
+        positives: number of accepted nodes that must be reached, for which more than `trees` trees
+            may be collected. (In the paper a tree has 3.5 accepted nodes.)
         negatives: number of rejected nodes to learn from for each accepted one. They are drawn
             once, and all accepted nodes are used. The paper also samples rejected nodes but does
             not give the ratio. The default of 3 is our choice, and the meaning of a confidence

@@ -66,8 +66,8 @@ class Layout:
     """The places of a frontier's nodes in one pass.
 
     Attributes:
-        feed: the forward batch, with each sequence's frontier nodes, preceded in the first pass of
-            a step by its pending tokens.
+        feed: the forward batch, which contains the frontier nodes of each sequence. In the first
+            pass of a step, the pending tokens of the sequence come before them.
         rows: [F] the slot of each frontier node.
         columns: [F] the column of each frontier node in its slot.
         fed: for each slot, the nodes that have been read in this step after the pass.

@@ -64,7 +64,7 @@ def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
 
 @torch.no_grad()
 def begin(head: nn.Linear, theirs: nn.Linear, ids: Tensor | slice) -> None:
-    """Copy the target's head rows of some ids into a head."""
+    """Copy the rows of the target's LM head for the given ids into a head."""
     head.weight.copy_(theirs.weight[ids])
     if head.bias is not None:
         head.bias.zero_() if theirs.bias is None else head.bias.copy_(theirs.bias[ids])
@@ -150,7 +150,7 @@ class HeadsDrafter(Trainable[State]):
     def study(self, counts: Ints) -> None:
         """Choose the most frequent tokens as the draft vocabulary.
 
-        The heads are initialised with the target's head rows of these tokens.
+        The heads are initialised with the rows of the target's LM head for these tokens.
         """
         if self.model.d2t is not None:
             ids = torch.from_numpy(frequent(counts, len(self.model.d2t)))
