@@ -91,11 +91,11 @@ class Costs(Part):
         return self.target_seconds(1)
 
     def draft_seconds(self, tokens: float) -> float:
-        """Return the seconds of a draft step over a number of tokens of each sequence; 0 for none."""
+        """Return the seconds of a draft step over some tokens of each sequence; 0 for none."""
         return float(self.drafts(np.array([tokens]))[0])
 
     def target_seconds(self, tokens: float) -> float:
-        """Return the seconds of a target pass over a number of tokens of each sequence, root included."""
+        """Return the seconds of a target pass over some tokens of each sequence, root included."""
         return float(self.targets(np.array([tokens]))[0])
 
     def drafts(self, tokens: Floats) -> Floats:
@@ -133,7 +133,7 @@ class Costs(Part):
         return replace(self, target=dict(zip(map(int, widths), seconds.tolist(), strict=True)))
 
     def at(self, context: int, rows: int) -> "Costs":
-        """Return these costs for any context and batch; only a `CostTable` selects by them."""
+        """Return the object itself; costs by context and batch are selected by a `CostTable`."""
         return self
 
     def observe(self, step: StepTimes) -> None:
@@ -280,7 +280,7 @@ UNIT = Costs({1: 1.0}, {1: 1.0})
 
 
 def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
-    """Return the estimated seconds of several steps in total, and the drafter's part of them."""
+    """Return the estimated seconds of several steps, and how many of them the drafter takes."""
     work = list(work)
     drafting = sum(costs.at(w.context, w.rows).drafting(w) for w in work)
     return drafting + counted_plain(costs, work), drafting
@@ -368,7 +368,7 @@ def _between(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
 
 
 def least(a: Costs, b: Costs) -> Costs:
-    """Return the minimum of two measurements of the same costs, at the widths of the second.
+    """Return the minimum of two measurements of the same costs, at the second one's widths.
 
     Other programs on the machine can only increase a measurement.
     """

@@ -269,7 +269,7 @@ class Correction:
         return Correction(mean, covariance, self.timings + 1, outliers)
 
     def fuse(self, other: "Correction") -> "Correction":
-        """Combine this correction with another one, which another process may have learnt."""
+        """Combine this correction with another one, which may come from another process."""
         both = (
             self.covariance + other.covariance + 1e-9 * np.eye(len(self.mean))
         )  # some entries of θ have no variance

@@ -141,7 +141,7 @@ class Learner:
             self.save()
 
     def save(self) -> None:
-        """Write the corrections, combined with those that another process has written meanwhile.
+        """Write the corrections, combined with corrections that another process has written.
 
         If the folder is not writable, nothing is saved and the next process learns the costs again.
         """

@@ -105,7 +105,10 @@ BATCH = 1_000_000
 
 @dataclass(frozen=True)
 class File:
-    """A file of the corpus, and whether it was named explicitly or found in a folder."""
+    """A file of the corpus.
+
+    It also stores whether the file was named explicitly or found in a folder.
+    """
 
     path: Path
     named: bool

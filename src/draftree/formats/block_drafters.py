@@ -42,7 +42,7 @@ SECOND = ("attention_conv", "candidate_selector.")
 Markov = Literal["vanilla", "gated", "rnn"]
 SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 LONGEST = 32768
-"""The context length of a Qwen3 config without this entry."""
+"""The context length of a Qwen3 model whose config does not give it."""
 FIRST_SLIDING = 28
 """The first sliding-window layer of a Qwen3 config without `max_window_layers`."""
 LAST_VERSION = "0.5.0"
@@ -118,7 +118,7 @@ def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
 
 
 def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
-    """Return a checkpoint with its tensors, under its own names, and the layout of its config.
+    """Return a checkpoint with its tensors, under their stored names, and its config's layout.
 
     Raises:
         UserError: the checkpoint is DFlash 2, or an entry is missing or invalid.

@@ -29,7 +29,7 @@ from draftree.utils import files
 from draftree.utils.files import Entries, filled, read_object, understood
 
 ABOUT = "draftree"
-"""The name of draftree's own entry in `config.json`."""
+"""The name of the entry in `config.json` that only draftree uses."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FILES = (WEIGHTS, "pytorch_model.bin")
 """The usual names of weight files."""
@@ -130,7 +130,7 @@ class Checkpoint:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return draftree's own entry of the config; it is empty for a published checkpoint.
+        """Return the config entry that only draftree uses; it is empty for a published checkpoint.
 
         Raises:
             UserError: the entry is not an object.

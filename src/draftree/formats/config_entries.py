@@ -348,11 +348,11 @@ BLOCK_ENTRIES = {
 BLOCKS = Table(
     QWEN3.used | BLOCK_ENTRIES | {"dflash_config"}, QWEN3.harmless, QWEN3.refused, QWEN3.defaults
 )
-"""Entries of DFlash, DSpark and JetSpec in a flat config; their own entries may be nested."""
+"""Entries of DFlash, DSpark and JetSpec in a flat config, where some of them may be nested."""
 SPECULATED_BLOCKS = Table(
     BLOCK_ENTRIES | {"transformer_layer_config", "draftree"}, OTHERS, NETWORKS
 )
-"""Entries of these drafters in the layout of speculators, without the nested layer config."""
+"""Entries of block drafters in the layout of speculators, without the nested layer config."""
 MEDUSA = Table(
     {
         "medusa_num_heads",

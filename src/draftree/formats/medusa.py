@@ -63,7 +63,7 @@ def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
 
 
 def left_to_the_target(stored: Checkpoint, heads: int, layers: int) -> frozenset[str]:
-    """Return the names of the heads' output layers if a file has none of them.
+    """Return the names of the heads' output layers if a file has no such layers.
 
     In the oldest format the heads use the target's LM head.
     """

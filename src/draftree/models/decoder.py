@@ -100,7 +100,7 @@ class Decoder:
             self.use_capture(Eager())
 
     def use_native_kernels(self) -> bool:
-        """Use the native runner if it supports this model, and return whether it is used."""
+        """Use the native runner if it supports this model; return whether passes use it."""
         if not self.capture.ladder.few and not isinstance(self.runner, NativeRunner):
             with torch.inference_mode():
                 self.runner = NativeRunner.of(self.hf, self._behind_head) or self.hf
@@ -113,7 +113,7 @@ class Decoder:
 
     @cached_property
     def device(self) -> torch.device:
-        """Return the device of tokens and logits. It is cached because it is read often."""
+        """Return the device of tokens and logits, which is cached because it is read often."""
         return input_device(self.model)
 
     @cached_property
@@ -367,7 +367,7 @@ def refuse_attention(model: PreTrainedModel) -> None:
 def pretrained(
     folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model with transformers, and return it with transformers' loading report.
+    """Load a model with transformers; return the model and transformers' loading report.
 
     Args:
         folder: a folder or a hub id.

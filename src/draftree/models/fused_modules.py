@@ -121,7 +121,7 @@ class KernelLayer(_Replacement):
 
 
 def usable(native: NativeLayer, mask: Tensor | None, *given: Tensor) -> bool:
-    """Return whether the native kernels support a pass with these inputs."""
+    """Return whether the native kernels support a pass with the given inputs."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         return False
     if mask is not None and mask.shape[1] != 1:

@@ -43,7 +43,7 @@ UNNORMED = 2**16
 
 @final
 class HFRunner(ModelRunner):
-    """Run a model of transformers as it is.
+    """Run a model of transformers with its own modules.
 
     Args:
         model: the model to run.
@@ -107,7 +107,7 @@ class HFRunner(ModelRunner):
         return Weights(self.model)
 
     def few_operations(self) -> LlamaLayers | None:
-        """Return the model as `LlamaLayers`, or None if they are unwanted or do not support it.
+        """Return the model's `LlamaLayers`; None if they are unwanted or do not support the model.
 
         They are built again after a module was replaced.
         """

@@ -49,7 +49,7 @@ class FourBits(nn.Module):
 
     @cached_property
     def _blocks(self) -> Tensor:
-        """Return the numbers in the layout of torch's kernel; the first product makes it."""
+        """Return the numbers in the layout of torch's kernel, which the first product creates."""
         blocks: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.numbers, 1)
         return blocks
 

@@ -24,9 +24,9 @@ from draftree.errors import UserError
 from draftree.utils.files import Entries
 
 Made = Tensor | tuple[Tensor, ...]
-"""The output of a layer: a tensor with one vector per input vector, or several of them.
+"""The output of a layer: a tensor with one vector per input vector, or several such tensors.
 
-A router returns several: its scores and its choices.
+A router returns several tensors: its scores and its choices.
 """
 Rows = Callable[[Tensor], Any]
 """An operation on vectors [n, D]."""
@@ -91,7 +91,7 @@ class Widths:
         return self.padded(n) == n and (self.most is None or n <= self.most)
 
     def apply(self, operation: Rows, rows: Tensor) -> Any:
-        """Return the result of an operation on vectors [n, D], computed at these widths."""
+        """Return the result of an operation on vectors [n, D], computed at stable widths."""
         if self.most is not None and len(rows) > self.most:
             return _joined([self.apply(operation, part) for part in rows.split(self.most)])
         more = self.padded(len(rows)) - len(rows)

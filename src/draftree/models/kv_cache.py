@@ -318,7 +318,7 @@ class SlotCache:
         return part
 
     def put(self, rows: Ints, part: "SlotCache") -> None:
-        """Replace some sequences by the sequences of another cache; the others are left unchanged.
+        """Replace some sequences by the sequences of another cache; all others stay unchanged.
 
         Args:
             rows: [K] the sequences that are replaced.
@@ -379,7 +379,7 @@ class SlotCache:
         return left.copy()
 
     def mark(self) -> None:
-        """Take a snapshot of the recurrent states, so that `truncate` can return to this length.
+        """Take a snapshot of the recurrent states, to which `truncate` can return later.
 
         Without recurrent states, `truncate` can return to any length.
         """
@@ -517,7 +517,7 @@ class Writer(Cache):
         """
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None, for the same reason as `get_conv_state`."""
+        """Return None, so that the model does not write to a state itself; see `get_conv_state`."""
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
         """Return True, so that no model treats the pass as the beginning of a text."""

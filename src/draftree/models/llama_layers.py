@@ -32,7 +32,7 @@ from draftree.models.llama_structure import (
 from draftree.models.load_options import GROUPED
 
 TRIED = 5
-"""Number of tokens of the pass by which these layers are compared with the model."""
+"""Number of tokens of the pass by which `LlamaLayers` are compared with the model."""
 
 
 @final
@@ -54,7 +54,7 @@ class LlamaLayers:
 
     @classmethod
     def of(cls, model: Any, stack: Any, kinds: tuple[str, ...]) -> Self | None:
-        """Return the pass of a model; None if it differs by more than rounding from the model's.
+        """Return the pass of a model; None if its results differ by more than rounding.
 
         Args:
             model: a causal language model.
@@ -118,7 +118,7 @@ class LlamaLayers:
         return logits, {entry: caught[entry] for entry in wanted}
 
     def _agrees(self) -> bool:
-        """Return whether each kind of layer and a whole pass agree with the model's own."""
+        """Return whether each kind of layer and a whole pass agree with the original model."""
         kinds = {repr(layer.module): layer for layer in self._layers}
         device = self._stack.norm.weight.device
         if not all(layer.agrees(self._stack.rotary_emb, device) for layer in kinds.values()):

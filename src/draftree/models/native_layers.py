@@ -93,7 +93,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Angles:
-    """Hold the rotary cosines and sines, and which of them each token uses.
+    """Hold rotary cosines and sines by position, and the position index of each token.
 
     Attributes:
         cosines: [P, D] by position.

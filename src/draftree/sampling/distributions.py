@@ -134,7 +134,7 @@ class Distributions:
         return self.scores(node)[1]
 
     def scores(self, node: int) -> tuple[Tensor, Tensor]:
-        """Return the logits [V] that the processors of a node receive, and the processed logits [V].
+        """Return the logits [V] that a node's processors receive, and the processed logits [V].
 
         Processors may have written into the first.
         """

@@ -175,7 +175,7 @@ def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Int
 
 
 def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Tensor:
-    """Return log q [F, V] of the target's choice, given the noise with which it will be sampled.
+    """Return log q [F, V] of the target's choice, given the noise that samples this choice.
 
     The target chooses argmax(log p + g), and the noise g is known before p. If the logits of
     drafter and target differ by Gumbel errors of scale `SPREAD`, log p and log q differ by errors

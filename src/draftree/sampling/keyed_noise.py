@@ -149,7 +149,10 @@ class Keyed(Chance):
 
 @lru_cache(REQUESTS)
 def _stream(seed: int, request: int, kind: int, call: int) -> tuple[int, int, int]:
-    """Return pseudo-random words that all places with the same use of noise share."""
+    """Return three pseudo-random words for one seed, request, use of noise and call.
+
+    All places of such a combination share them.
+    """
     words = philox.philox(
         (request & philox.WORD, request >> 32 & philox.WORD, kind, call),
         (seed & philox.WORD, seed >> 32),

@@ -58,7 +58,7 @@ class Sampling(Choice):
 
     @property
     def knobs(self) -> Self:
-        """Return the settings that stay the same from call to call."""
+        """Return a copy without seed and warpers, which differ from call to call."""
         return replace(self, seed=0, warpers=None)
 
     @cached_property

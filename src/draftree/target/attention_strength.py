@@ -20,9 +20,9 @@ from draftree.tree import Ints
 from draftree.utils.hardware import has_float64
 
 AUTO: Literal["auto"] = "auto"
-"""The option value with which a drafter lets this measurement choose the layer that it reads."""
+"""The value of a drafter's option that lets this measurement choose the layer to read."""
 DEAD = 0.1
-"""Attention whose output is below this share of the residual stream's norm has almost no effect."""
+"""Share of the residual stream's norm below which attention has almost no effect."""
 TEXTS, TOKENS = 8, 512
 """Number of texts that are read; `TOKENS` is the number of tokens of each."""
 

@@ -276,7 +276,7 @@ def verified(
     needs: Needs,
     mark: Callable[[], None] = lambda: None,
 ) -> tuple[Told, Verified]:
-    """Verify draft trees that the host does not know yet; return these trees and the result.
+    """Verify draft trees that only the device knows; return the trees and the result.
 
     As in `Target.verify`, this is one pass. The host waits for the device only once in the step,
     which is here. `mark` is called when the pass has been launched.

@@ -76,7 +76,7 @@ def reachable() -> bool:
 
 
 def stored(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
-    """Return the folder of a repository's copy in the hub's cache, or None if it has no copy."""
+    """Return the folder of a repository in the hub's cache, or None if the cache lacks it."""
     from huggingface_hub import (
         try_to_load_from_cache,
     )  # it takes seconds, and the command line's checks seldom need it

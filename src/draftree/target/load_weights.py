@@ -57,7 +57,7 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
 
 
 def merged(model: Any, loading: Loading) -> Any:
-    """Return a model with its adapter merged into the weights; without an adapter it is unchanged.
+    """Return a model with its adapter merged into the weights; without one, the same model.
 
     Raises:
         UserError: peft is missing, or the adapter is incomplete or of a kind that cannot be merged.

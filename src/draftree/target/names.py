@@ -21,7 +21,7 @@ ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
 
 
 def known(name: str) -> str | None:
-    """Return `demo` or `smollm2` if a name, folder or file stands for one of them; else None."""
+    """Return `demo` or `smollm2` if a name, folder or file stands for that target; else None."""
     if name in (DEMO, SMOLLM2):
         return name
     if name == HUB:
@@ -41,7 +41,7 @@ def known(name: str) -> str | None:
 
 
 def known_as(name: str) -> str:
-    """Return `demo` for the folder of the demo target, and any other name unchanged."""
+    """Return `demo` if a name is the demo target's folder; return any other name unchanged."""
     return DEMO if known(name) == DEMO else name
 
 

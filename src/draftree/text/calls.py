@@ -97,13 +97,13 @@ ECHO, STOP = ("echo", "return_full_text", "include_prompt"), ("include_stop_str_
 
 
 def asks_for(options: dict[str, Any], names: Sequence[str]) -> bool:
-    """Remove an option with any of these names, and return whether it is true."""
+    """Remove an option, given by its possible names, and return whether it is true."""
     found = {name: options.pop(name) for name in names if options.get(name) is True}
     return bool(found)
 
 
 def of_this_model(engine: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a call without `model`, if this names the engine's own model."""
+    """Return the options of a call without `model`, if its value is the engine's own model."""
     target = getattr(getattr(engine, "engine", engine), "target", None)
     same = "model" in options and target is not None and options["model"] == target.name
     return {name: value for name, value in options.items() if name != "model"} if same else options

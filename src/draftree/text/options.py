@@ -149,7 +149,7 @@ class Options(Parameters):
         return Stops.of(tokenizer, _texts(self.stop))
 
     def request(self, target: Target, prompt: Sequence[int], number: int = 0) -> Request:
-        """Return the request for a prompt; the time of `max_time` starts with it.
+        """Return the request for a prompt, and start the time limit of `max_time`.
 
         Args:
             target: the target.

@@ -193,7 +193,7 @@ def _refusal(folder: Path) -> OSError | None:
 
 
 def existing(path: Path) -> Path:
-    """Return a path if it exists, or else its nearest existing parent folder."""
+    """Return a path if it exists, or else its nearest parent folder that exists."""
     return next(p for p in (path, *path.absolute().parents) if p.exists())
 
 

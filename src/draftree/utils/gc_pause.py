@@ -11,7 +11,7 @@ SELDOM = 1_000_000
 transformers and a model create about 700,000 objects that all stay alive.
 """
 MANY = 50_000
-"""Number of new objects from which on they are assumed to be loaded, permanent ones."""
+"""Number of new objects from which on they are treated as permanent."""
 _LOCK = Lock()
 _ENTERED: list[tuple[int, int, int]] = []
 """The original thresholds, once for each block that is active in any thread."""

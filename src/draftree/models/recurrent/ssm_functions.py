@@ -84,7 +84,7 @@ def dispatching(model: Model) -> Model:
 
 
 def _asks(kind: type[nn.Module]) -> bool:
-    """Return whether a class's forward calls one of these functions by its global name."""
+    """Return whether a class's forward calls one of the functions in `NAMES` by its global name."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return (
         code is not None and not NAMES.keys().isdisjoint(code.co_names) and _MARK not in vars(kind)

@@ -193,7 +193,7 @@ class States:
 
     @torch.inference_mode()
     def mark(self, lengths: Ints) -> None:
-        """Take a snapshot of each sequence, unless one of the same length exists.
+        """Take a snapshot of each sequence's states, unless one of the same length exists.
 
         `back` can return to it.
         """
