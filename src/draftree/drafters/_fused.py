@@ -254,9 +254,9 @@ class FusedDrafter(Drafter[Fusing]):
         )
 
     def passes(self, state: Fusing, tree: Tree, frontier: Ints) -> int:
-        """Return the largest result of `passes` of any part.
+        """Return the number of nodes that models must read, which is the largest of all parts.
 
-        Parts that search are ignored if another part has a model.
+        Parts that only search are ignored if another part has a model.
         """
         asked = [i for i, part in enumerate(self.parts) if self.searches or not part.searches]
         return max(self.parts[i].passes(state.parts[i], tree, frontier) for i in asked)

@@ -473,7 +473,10 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return whole(logits, self.drafted)
 
     def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
-        """Return the final norm's output [B, T, D] after each token, for a phase of each sample."""
+        """Return the final norm's output [B, T, D] after each token.
+
+        Each sample has its own phase.
+        """
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         glimpse = None

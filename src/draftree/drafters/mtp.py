@@ -141,7 +141,10 @@ class MTP(TrainableMethod):
     def _best(
         self, ways: list[tuple[Where, Where]], net: "MTPNet", target: Target, stored: Checkpoint
     ) -> "MTPDrafter":
-        """Return the drafter in that way of `WAYS` that predicts most of the target's tokens."""
+        """Return the drafter that predicts most of the target's tokens.
+
+        `ways` are the pairs of (`first`, `fed`) to try, see `WAYS`.
+        """
         drafters = [
             MTPDrafter(
                 replace(self, first=f, fed=g, layers=net.levels), net.reading(f, g), target, stored

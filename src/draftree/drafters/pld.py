@@ -153,7 +153,7 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
 
 
 def shares(found: Ints, depth: int) -> tuple[Ints, Floats]:
-    """Return the tokens with which continuations continue at a depth, and their shares.
+    """Return the tokens that come next in continuations at a depth, and their shares.
 
     The shares are fractions of the continuations that reach this depth. They are in descending
     order; among equals the lower token comes first.

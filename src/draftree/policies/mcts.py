@@ -322,7 +322,7 @@ class Local:
         return np.setdiff1d(children[order[place == 0]], nodes)
 
     def gain(self, reward: str) -> tuple[Floats, float]:
-        """Return [M] what each node adds to the reward of a sentence, and the initial reward."""
+        """Return [M] the reward that each node adds to a sentence, and the initial reward."""
         if reward == "likelihood":
             return self.tree.log_q, 0.0
         if (

@@ -132,7 +132,7 @@ def by_context(tokens: Shorts, longest: int) -> Shorts:
 
     The text is read backwards, and at least `longest` tokens of it determine the order. The
     algorithm is prefix doubling (Manber and Myers 1990) on the reversed text, so that the number of
-    tokens is the next power of two. Among equal contexts the earlier position comes first.
+    tokens read is the next power of two. Among equal contexts the earlier position comes first.
     """
     _, rank = np.unique(tokens, return_inverse=True)
     rank, width = rank.astype(np.int64), 1
