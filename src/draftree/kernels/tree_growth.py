@@ -524,11 +524,11 @@ def promising(
         limit: the depth limit of all sequences.
         widest: the largest number of nodes of a sequence.
         unread: the entropy that marks nodes whose parent the drafter has not read.
-        target: see `worth_verifying`.
-        rows: see `worth_verifying`.
-        rate: see `worth_verifying`.
-        left: see `worth_verifying`.
-        ahead: see `worth_verifying`.
+        target: [W] tokens of each sequence, and [W] seconds of a pass over them.
+        rows: R, the number of sequences.
+        rate: λ, the price of a second in tokens.
+        left: seconds that may still be spent.
+        ahead: the most nodes over which the cost of a further node is averaged.
 
     Returns:
         The nodes; those among them whose parent the drafter has read; the least cost of verifying

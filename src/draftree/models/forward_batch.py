@@ -42,10 +42,10 @@ class ForwardBatch:
         positions: [N] position ids.
         counts: [R] the tokens of each sequence.
         starts: [R] the slot of each sequence's first token.
-        visible: for each sequence, [n_r, m_r] whether its token i sees scratch slot j, where
-            scratch slot 0 is the first slot after the committed ones and m_r = starts[r] + n_r −
-            committed. All tokens see the committed slots.
-        scratch_positions: for each sequence, [m_r] the positions of its scratch slots.
+        visible: for each sequence r a matrix [n_r, m_r]: whether its token i sees scratch slot j.
+            n_r is its number of tokens. Scratch slot 0 is the first slot after the committed slots,
+            which all tokens see, and m_r = starts[r] + n_r − committed.
+        scratch_positions: for each sequence r an array [m_r]: the positions of its scratch slots.
         reach: [R] the length of each text, for models whose rotary frequencies depend on it. For a
             prompt that is read in parts, it is the length of the whole prompt. By default a text
             ends with its last token in this batch.
@@ -82,9 +82,9 @@ class ForwardBatch:
         Args:
             ids: `ids[r]` holds the tokens of sequence r.
             positions: `positions[r]` holds their positions.
-            starts: as the attribute.
-            visible: as the attribute.
-            scratch_positions: as the attribute.
+            starts: [R] the slot of each sequence's first token.
+            visible: whether token i sees scratch slot j; see the attribute.
+            scratch_positions: the positions of scratch slots; see the attribute.
             device: the device of the token ids.
         """
         counts = np.array([len(each) for each in ids], np.int64)

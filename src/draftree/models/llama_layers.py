@@ -41,7 +41,7 @@ class LlamaLayers:
 
     Args:
         model: a causal language model for which `of` succeeds.
-        stack: its transformer.
+        stack: the transformer in the model, without the LM head.
         kinds: the attention type of each layer, which selects its mask.
     """
 
@@ -58,7 +58,7 @@ class LlamaLayers:
 
         Args:
             model: a causal language model.
-            stack: its transformer.
+            stack: the transformer in the model, without the LM head.
             kinds: the attention type of each layer.
         """
         if {name for name, _ in stack.named_children()} != STACK or not all(

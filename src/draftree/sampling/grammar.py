@@ -87,7 +87,7 @@ class Grammar(Knobs):
             spaces: `line` for one space after each comma and colon, as in Python's `json.dumps`,
                 which models know best; `none` for no spaces; `any` for any white space that JSON
                 allows, which a weak model may continue without end.
-            canonical: see the class.
+            canonical: whether forced spans must use the tokenizer's own tokenisation.
         """
         with understood(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
             value = json.loads(schema) if isinstance(schema, str) else dict(schema)
@@ -118,7 +118,7 @@ class Grammar(Knobs):
         Args:
             pattern: a pattern in the syntax of Rust's regex crate: without look-around and
                 backreferences; `\d` and `\w` match Unicode.
-            canonical: see the class.
+            canonical: whether forced spans must use the tokenizer's own tokenisation.
         """
         if not unicode(pattern):
             raise UserError(f"the pattern is {shown(pattern)}, allowed is a text")
@@ -132,7 +132,7 @@ class Grammar(Knobs):
         Args:
             text: a grammar in llguidance's dialect of Lark; special tokens are written as
                 `<|name|>`.
-            canonical: see the class.
+            canonical: whether forced spans must use the tokenizer's own tokenisation.
         """
         return cls("lark", text, text, canonical)
 

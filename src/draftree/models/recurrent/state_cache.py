@@ -167,7 +167,7 @@ class States:
 
         Args:
             row: the sequence.
-            start: its number of committed tokens.
+            start: the number of committed tokens of the sequence.
             slots: the path, counted from the first scratch slot.
         """
         assert self._scratch is not None
