@@ -500,7 +500,8 @@ class Engine(Hinting, metaclass=_Loads):
                 state = after
                 yield events
         except GeneratorExit:
-            # Closed between two steps, when caches and texts agree. A later call's cache has priority.
+            # Closed between two steps, when caches and texts agree.
+            # The cache of a later call has priority.
             if self.held is None:
                 self.held = held_of(rows, state)
             raise

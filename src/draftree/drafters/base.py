@@ -382,7 +382,7 @@ class Trainable(Drafter[State]):
     def described(self) -> str:
         size = sum(p.numel() for p in self.model.parameters())
         other = f" in {self.knobs.dtype}" if self.knobs.dtype else ""
-        return f"{replace(self.knobs, checkpoint='')}, {size} parameters{other}"  # the path of its folder does not matter
+        return f"{replace(self.knobs, checkpoint='')}, {size} parameters{other}"  # without its path
 
     @property
     def decodes_otherwise(self) -> str:

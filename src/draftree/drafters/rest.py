@@ -171,7 +171,7 @@ class RESTDrafter(Drafter[Retrieval]):
     @override
     def described(self) -> str:
         size = sum(len(corpus.tokens) for corpus in self._corpora)
-        return f"{replace(self.knobs, datastore='')}, {size} tokens"  # the path of its folder does not matter
+        return f"{replace(self.knobs, datastore='')}, {size} tokens"  # without its path
 
     @override
     def start(
