@@ -117,7 +117,7 @@ def accepted(kind: str, got: str, known: Iterable[str]) -> str:
     Spellings may differ in case and separators. Other tools' names are looked up in `SAME`.
 
     Args:
-        kind: kind of the name.
+        kind: kind of the name; see `name_kinds`.
         got: the given name.
         known: draftree's names of this kind.
 

@@ -11,7 +11,7 @@ def by_word(hints: Mapping[str, str]) -> dict[str, str]:
         hints: words for which each hint is given, separated by spaces; the hints are the keys.
 
     Raises:
-        ValueError: a word has two hints.
+        ValueError: a word is listed under two hints.
     """
     pairs = [(word, hint) for hint, words in hints.items() for word in words.split()]
     found = dict(pairs)

@@ -141,7 +141,7 @@ def _is_value(ctx: Any, before: str) -> bool:
 
 
 def accepted_flag(ctx: Any, name: str) -> str | None:
-    """Return draftree's spelling of an option.
+    """Return draftree's spelling of a typed option.
 
     The result is empty for an argument that is not an option, and None for an unknown option.
     """
@@ -188,8 +188,7 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
 
     Returns:
         The equivalent arguments, the number of following arguments that were the option's value,
-            and
-        a note.
+        and a note for the user, which may be empty.
 
     Raises:
         UserError: the option has no equivalent.

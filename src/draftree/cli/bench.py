@@ -303,7 +303,7 @@ class Prepared:
         return requests
 
     def about(self, work: "Bench") -> dict[str, Any]:
-        """Return the provenance of the run."""
+        """Return the provenance of the run: commit, versions, hardware, suite and options."""
         from draftree.evaluation.provenance import provenance
 
         asked, suite = self.asked, self.suite

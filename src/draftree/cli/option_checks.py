@@ -114,7 +114,7 @@ def check_items(items: Sequence[str], name: str) -> None:
     """Raise an error for settings that are not KEY=VALUE, or that the drafter `name` lacks.
 
     Raises:
-        UserError: a setting is wrong.
+        UserError: a setting is not KEY=VALUE, or its key is unknown.
     """
     for item in items:
         if not item.partition("=")[0] or "=" not in item:
@@ -269,7 +269,7 @@ def check_spec(kind: str, spec: str) -> None:
     """Raise an error if a spec names an unknown part, or has an unknown key or a wrong value.
 
     Raises:
-        UserError: the spec is wrong.
+        UserError: the part, a key or a value in the spec is not allowed.
     """
     if kind == "drafter" and (exists(spec) or "/" in spec or "+" in spec):
         for one in spec.split("+") if "+" in spec and "/" not in spec and not exists(spec) else []:
@@ -325,7 +325,7 @@ def _check_keys(kind: str, name: str, items: Sequence[str]) -> None:
 def _knobs(kind: str, name: str) -> tuple[dict[str, Any], bool]:
     """Return the options of a part with their types and ranges, and whether the list is complete.
 
-    Both are read from the part's source file, without importing it.
+    Both are read from the part's source file, without importing it, because imports take long.
     """
     folder = ROOT / FOLDERS[kind]
     path = next(p for p in (folder / f"{name}.py", folder / f"{name}_.py") if p.exists())

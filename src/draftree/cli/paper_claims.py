@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TablesOptions(ReplayOptions):
-    """Hold the options of `draftree tables`: those of `replay`, with pairs from the recipes."""
+    """Store the options of `draftree tables`: those of `draftree replay`, and the chosen claims."""
 
     out: Path = knob(
         Path("tables.json"),
@@ -108,7 +108,7 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
 
 
 def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
-    """Return the groups of candidates of some of a replay's drafters, along its texts."""
+    """Return rows with figures of the candidates of some drafters, in the texts of a replay."""
     from draftree.cli import terminal
     from draftree.evaluation.drafter_calibration import Looked, grouped
 
@@ -126,9 +126,9 @@ def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
 def parts(
     chosen: "Sequence[Claim]", asked: TablesOptions
 ) -> "tuple[dict[str, str], dict[str, str]]":
-    """Return the spec of each drafter and policy of the claims, and why others have none.
+    """Return the specs of the claims' drafters and policies, and reasons for missing ones.
 
-    Both are by the name in the claims.
+    Both results are mappings from the name in the claims.
     """
     from draftree.evaluation.paper_recipes import TRAINED
     from draftree.registry import names

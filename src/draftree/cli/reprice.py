@@ -15,7 +15,7 @@ from draftree.utils.validated_dataclass import knob
 
 @dataclass(frozen=True)
 class RecountOptions:
-    """Hold the options of `draftree recount`."""
+    """Store the options of `draftree recount`."""
 
     result: Annotated[Path, typer.Argument(help="A result of bench or replay.")]
     costs: list[Path] = knob(
@@ -75,7 +75,7 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
 
 
 def title(result: dict[str, Any], path: Path) -> str:
-    """Return the title of the figures, which names a simulation as one."""
+    """Return the title of the table, which says whether the costs are simulated."""
     devices = {about["device"] for about in result["provenance"].get("machines", {}).values()}
     if not result["simulated"]:
         return f"the steps of {path} at other costs"

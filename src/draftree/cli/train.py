@@ -307,7 +307,7 @@ def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence
 
 
 def flag(option: str) -> str:
-    """Return an option as it is written on the command line."""
+    """Return the spelling on the command line of an option with a Python name."""
     return "--set" if option == "knobs" else f"--{option.replace('_', '-')}"
 
 

@@ -103,13 +103,13 @@ class Depth:
 
 @dataclass(frozen=True)
 class Report:
-    """Store the result of an examination of a drafter.
+    """Store the result of examining a drafter.
 
     Attributes:
-        target: the target's name.
-        drafter: the drafter's description.
+        target: name of the target.
+        drafter: description of the drafter.
         texts: number of texts.
-        tokens: number of their tokens.
+        tokens: number of tokens of the texts, without prompts.
         findings: figures with verdicts.
         depths: figures by depth.
         layers: measured attention of the target's layers; empty if it cannot be measured.

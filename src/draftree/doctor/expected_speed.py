@@ -50,7 +50,7 @@ class Expected:
         device: name of the device.
         memory: free and total bytes of a GPU's memory; None for the CPU.
         bandwidth: bytes that the device reads from memory per second.
-        rate: multiply-add operations per second, in the target's dtype.
+        rate: multiply-add operations that the device does per second, in the target's dtype.
         overhead: seconds that a very small operation takes.
         dtype: dtype of the target.
         bytes: bytes of weights that a pass over one token reads.

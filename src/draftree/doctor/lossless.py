@@ -52,7 +52,7 @@ from draftree.utils.validated_dataclass import Knobs, knob
 LEVEL = 1e-3
 """Probability that at least one frequency test of a report fails by chance."""
 SURE = 0.99
-"""Probability with which an error of the reported size is detected."""
+"""Probability with which a frequency test detects an error of the size that the report states."""
 ROWS = 40
 """Largest number of trials in one batch."""
 Drawn = list[tuple[int, ...]]

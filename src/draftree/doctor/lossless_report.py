@@ -88,8 +88,8 @@ class Report:
     """Store the result of a test for losslessness.
 
     Attributes:
-        target: the target's name.
-        drafter: the drafter's description.
+        target: name of the target.
+        drafter: description of the drafter.
         texts: number of prompts.
         noise: rounding differences between passes over different numbers of tokens.
         allowed: largest difference of logits that noise explains.

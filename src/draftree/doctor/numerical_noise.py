@@ -48,7 +48,7 @@ class Noise:
 
     Attributes:
         logits: largest difference of logits; see `shifts`.
-        p: largest difference of a probability.
+        p: largest difference of a token's probability.
         tv: largest total variation distance between two distributions of the next token.
         scale: largest absolute value of a position's largest logit.
     """

@@ -32,7 +32,7 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """Store the result of `advise`.
+    """Store the result of `advise`: the chosen pairing and its measured figures.
 
     Attributes:
         chosen: the pairing with the most tokens per counted second on the first half of the
@@ -103,7 +103,7 @@ def advise(
     """Choose a pairing by counted costs on one half of the requests, and time it on the other.
 
     Args:
-        engines: engines by pairing, with their costs.
+        engines: engines by pairing, with fixed costs.
         requests: greedy requests, at least `FEWEST`.
         seed: seed of the bootstrap for the intervals.
         tell: called with the number of finished requests.

@@ -139,7 +139,7 @@ def measured_in_batches(
     is dropped, because runs with another size may have answered the same requests.
 
     Args:
-        engines: the engines that are compared.
+        engines: engines to compare, by any name.
         requests: requests by engine, the same number for each.
         size: number of requests in a batch; it replaces `max_sequences` in the limits.
         limits: limits of the scheduler.

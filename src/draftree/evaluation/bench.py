@@ -40,12 +40,13 @@ SAMPLED = 16
 
 @dataclass(frozen=True)
 class Bench:
-    """Run a benchmark of cells and engines on requests.
+    """Run a benchmark: generate the texts of requests with every cell, and time them.
 
     Attributes:
-        cells: combinations to measure, with the baseline of each temperature.
+        cells: combinations of drafter, policy, acceptor and temperature to measure, including the
+            baseline for each temperature.
         engines: engines by (spec of the drafter, spec of the policy).
-        requests: one for each prompt.
+        requests: requests, one for each prompt.
         seed: seed of sampling.
         repeats: number of times each text is generated.
         recordings: recordings of the texts if they are replayed; None if they are generated.

@@ -33,9 +33,9 @@ ResultRow = dict[str, Any]
 
 
 def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
-    """Return the tokens per second [B] of bootstrap samples of prompts [B, P].
+    """Return [B] the tokens per second of each bootstrap sample of prompts.
 
-    Tokens and seconds are those of each prompt [P].
+    `tokens` and `seconds` are totals of each prompt [P], and `chosen` [B, P] are the samples.
     """
     rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
     return rate
@@ -53,12 +53,12 @@ def bounds(values: Floats) -> list[float]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Store a figure that is compared with 1, with its 95 % interval and a two-sided p-value.
+    """Store a ratio that is compared with 1, with its 95 % interval and a two-sided p-value.
 
-    The p-value tests the hypothesis that the figure is 1.
+    The p-value tests the hypothesis that the ratio is 1.
 
     Attributes:
-        value: the figure.
+        value: the ratio.
         low: lower end of the interval.
         high: upper end of the interval.
         p: the p-value.
@@ -85,11 +85,13 @@ class Ratio:
 
 
 def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> Ratio:
-    """Return a ratio of products of sums over prompts, by bootstrap-t on its logarithm.
+    """Return a ratio of products of sums over prompts, with its interval and p-value.
 
-    With 20 prompts, the interval contains the true value in 94 % of trials. BCa intervals reach 91
-    % and quantiles of the samples 90 % (tests/doctor/test_statistics.py). The standard error of each
-    sample is computed by linearisation (Efron and Tibshirani 1993, chapters 12 and 13). Below
+    The method is bootstrap-t on the logarithm of the ratio.
+
+    With 20 prompts, the interval contains the true value in 94 % of trials. BCa intervals reach
+    91 % and quantiles of the samples 90 % (tests/doctor/test_statistics.py). The standard error of
+    each sample is computed by linearisation (Efron and Tibshirani 1993, chapters 12 and 13). Below
     `ENOUGH` prompts, quantiles are used. The interval contains 1 exactly where p is at least 5 %.
 
     Args:
@@ -190,13 +192,13 @@ class Compared:
 
 
 def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Compared]:
-    """Return pairs of rows that differ only in their drafter or only in their policy.
+    """Compare rows that differ only in their drafter, or only in their policy.
 
     The first row of each pair is the one whose drafter or policy is `name`.
 
     Args:
         result: a saved result.
-        of: `policy` or `drafter`.
+        of: key in which the rows of a pair differ: `policy` or `drafter`.
         name: spec of the policy or drafter to compare with the others.
         by: the total to compare; see `paired`.
     """

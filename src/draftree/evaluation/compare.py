@@ -53,7 +53,7 @@ class Comparison:
         tokens: token ids of the text.
         stats: figures of the runs with drafts.
         plain: figures of the runs with plain decoding; None without a comparison.
-        same_output: whether all runs returned the same tokens.
+        same_output: whether all runs, with drafts and without, returned the same tokens.
         difference: the first token at which the runs differ; None if they do not.
         same_bits: whether every token had the same log-probability as in plain decoding, to the
             last bit; None if that is not guaranteed.

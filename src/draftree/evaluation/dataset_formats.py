@@ -225,9 +225,9 @@ def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
 
     Args:
         name: name of the format.
-        row: the row.
+        row: dictionary of the row's fields.
         where: place of the row in its file, for error messages.
-        wording: wording of the question.
+        wording: wording of the question, `plain` or `official`.
 
     Raises:
         UserError: the row has another format, or no question. The message names the other format if

@@ -30,10 +30,10 @@ class Looked:
 
     Attributes:
         depth: [M] distance in tokens from the root of the position's block, from 1.
-        rank: [M] rank of the text's token among the candidates, from 0; K where it is not a
+        rank: [M] rank of the text's token among the K candidates, from 0; K if it is not a
             candidate.
         confidence: [M] probability q that the drafter gives to its likeliest candidate.
-        entropy: [M] entropy of q in nats.
+        entropy: [M] entropy of the drafter's distribution q in nats.
         reached: [M] whether the likeliest candidates at all earlier depths of the block equal the
             text's tokens, so that a greedy chain reaches the position.
     """
@@ -96,7 +96,7 @@ class Looked:
 
     @property
     def calibration_error(self) -> float | None:
-        """Return the expected calibration error.
+        """Return the expected calibration error (ECE) of the drafter's confidence.
 
         It is the mean of |confidence − acceptance| over the bins, weighted by their counts. It is
         None without positions.

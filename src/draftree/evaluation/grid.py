@@ -66,7 +66,7 @@ class PromptResult:
 
 @dataclass(frozen=True)
 class Quality:
-    """Store figures of a drafter that do not depend on the policy.
+    """Store measurements of a drafter that do not depend on the policy.
 
     Attributes:
         overlap: mean of Σ min(p, q) over drafted positions in texts sampled at temperature 1. It is

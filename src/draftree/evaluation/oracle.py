@@ -117,7 +117,7 @@ def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -
             `reaches`.
         start: position of the first root in the text, which is also the number of tokens before it.
         costs: costs of draft steps and target passes.
-        ahead: number of depths that one draft step proposes.
+        ahead: number of depths for which one draft step proposes tokens.
     """
     count = len(reach)
     least = np.zeros(count + 1)
@@ -155,8 +155,9 @@ def log(
         drafter: spec of the drafter.
         temperature: temperature of the texts.
         starts: [P] position of each text's first root.
-        reach: [P] reach of every root of each text.
-        ahead: number of depths that one draft step proposes.
+        reach: [P] for each text, the number of tokens that the drafter proposes correctly after
+            every root; see `reaches`.
+        ahead: number of depths for which one draft step proposes tokens.
     """
     coded = {
         "lengths": list(map(len, reach)),
@@ -179,7 +180,7 @@ def row(
         saved: the drafter's reach, as `log` returned it.
         costs: costs of draft steps and target passes.
         seed: seed of the bootstrap.
-        overlap: the drafter's overlap, for Leviathan's formula.
+        overlap: the drafter's overlap Σ min(p, q), for Leviathan's formula; None if it is unknown.
 
     Raises:
         UserError: the entries of the log do not fit together.
@@ -214,7 +215,7 @@ def row(
 def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
     """Return the largest speed-up of chains of a fixed length γ by Leviathan's formula.
 
-    The source is their paper of 2023, theorem 3.8: (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)).
+    The formula is (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)), from theorem 3.8 of their paper of 2023.
 
     Args:
         overlap: a, the probability that a drafted token is accepted.

@@ -38,7 +38,7 @@ upper limit) for real numbers, or (`choice`, list of values, None)."""
 def space(policy: Policy, named: Sequence[str] = ()) -> Space:
     """Return the options of a policy that can be searched and the values to try for each.
 
-    The values follow from each option's type, range and default.
+    The values depend on each option's type, range and current value.
 
     Args:
         policy: policy whose current option values are the centre of the search.
@@ -79,7 +79,7 @@ def spec(name: str, knobs: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Store the result of a search.
+    """Store the result of a search for the options of a policy.
 
     Attributes:
         policy: spec of the setting that was fastest on the first half of the prompts.
@@ -134,13 +134,13 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Search:
-    """Search the options of one policy.
+    """Search for the values of a policy's options that give the highest counted speed-up.
 
     Attributes:
         engine: engine with the drafter, the initial policy and the costs.
-        drafter: the drafter's spec.
+        drafter: spec of the drafter.
         policy: spec of the initial policy.
-        recordings: recordings of all requests.
+        recordings: recorded texts of all requests, which are replayed.
         temperature: temperature of the requests.
         seed: seed of the texts, of the search and of the intervals.
     """

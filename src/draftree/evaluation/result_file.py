@@ -35,7 +35,7 @@ def finished(
         work: the benchmark that has been run.
         runs: runs by the name of the machine; the name is empty for this machine.
         about: entries of the provenance that are already known.
-        categories: category of each prompt.
+        categories: category of each prompt; empty texts for none.
         tell: called with the number of drafters measured so far.
     """
     done, prices = next(iter(runs.values()))

@@ -115,7 +115,7 @@ def rows(
 
 
 def expected_speedup(r: ResultRow) -> float | None:
-    """Return E(Spd.) of GLIDE, (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)), for chains; None for trees.
+    """Return GLIDE's expected speed-up, (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)); None for trees.
 
     The source is section 5.1 of GLIDE, after Leviathan et al. a is the overlap, so the figure is
     the speed-up of speculative sampling at temperature 1. c is sₐ/sₜ, the seconds of a draft step
@@ -205,7 +205,7 @@ def unclocked(figures: Mapping[str, Any]) -> ResultRow:
 
 
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
-    """Return 95 % intervals by a paired bootstrap over prompts.
+    """Return the 95 % interval of each figure by its name, by a paired bootstrap over prompts.
 
     A bootstrap sample takes the same prompts from both runs.
     """
@@ -247,7 +247,7 @@ FORMAT = 2
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
-    """Write a result atomically."""
+    """Write a result to a file atomically, as JSON."""
     write_text(path, as_text(result))
 
 

@@ -253,7 +253,7 @@ def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostT
     """Return a cost table in which further tokens or the host's work cost more or less.
 
     Args:
-        table: the table to change.
+        table: cost table to change.
         slope: factor for the difference between the cost of a pass over n tokens and of a pass over
             one token.
         overhead: seconds added to every target pass, including the passes of plain decoding.

@@ -124,7 +124,8 @@ def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
 
     Args:
         name: name of a suite, a file, or a benchmark.
-        whole: take a text file as one prompt; by default each line of a file `.txt` is a question.
+        whole: whether a text file is one prompt. By default each line of a file `.txt` is a
+            question.
         wording: wording of a benchmark's questions. `official` takes the wording of the papers' own
             evaluations where it differs.
 

@@ -36,13 +36,13 @@ not make them infinite."""
 
 @dataclass(frozen=True)
 class Places:
-    """Compare drafts with the target's choices, position by position.
+    """Store a comparison of drafts with the target's greedy choices, position by position.
 
     A position is the place after one token of a text. All arrays have length M, the number of
     positions.
 
     Attributes:
-        text: [M] index of the text.
+        text: [M] index of the position's text.
         root: [M] index in its text of the token that is the root of the position's block.
         depth: [M] depth of the drafted token in its chain, 1 … `DEPTHS`.
         drafted: [M] whether the drafter proposed a token.
@@ -293,7 +293,7 @@ def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Te
 
 
 def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:
-    """Return the prompts that leave room in the target's context for `tokens` new tokens.
+    """Return the prompts after which the target's context has space for `tokens` new tokens.
 
     Raises:
         UserError: every prompt is too long.
@@ -308,7 +308,7 @@ def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[l
 def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS) -> list[Text]:
     """Return the target's greedy answers of at least 2 tokens to prompts of token ids.
 
-    All answers are written in one batch.
+    All answers are generated in one batch.
     """
     written = plain(target, [Request(list(p), tokens, target.eos) for p in prompts]).tokens
     return [
@@ -319,15 +319,16 @@ def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOK
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:
-    """Return at most `count` of the items, evenly spread."""
+    """Return at most `count` items, at even distances in the sequence."""
     n = min(count, len(items))
     return [items[i * len(items) // n] for i in range(n)]
 
 
 def read(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
-    """Return texts of a file in a format that `train --data` reads.
+    """Read texts from a file in a format that `train --data` accepts.
 
-    A text is a chat, continued from its response, or plain text, continued after its first tokens.
+    The prompt of a text is a chat up to its first learnt response, or the first tokens of a plain
+    text. The text has at most `tokens` tokens after the prompt.
 
     Raises:
         UserError: the file contains no readable text that is long enough.

@@ -243,7 +243,7 @@ def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list
 
 
 def claims(result: Mapping[str, Any]) -> str:
-    """Return one line that lists the rows faster and slower than plain decoding.
+    """Return one line that lists the rows that are faster and slower than plain decoding.
 
     The line also states the number of comparisons.
     """

@@ -24,7 +24,7 @@ def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Requ
     drafts reduce the time.
 
     Args:
-        target: the target.
+        target: target that generates the texts.
         drafter: any drafter for the target; the costs are looked up with it.
         requests: the requests whose texts would be generated.
     """
@@ -42,7 +42,7 @@ def written_seconds(
     """Estimate the seconds of plain decoding for texts in batches, each at full length.
 
     Args:
-        target: the target.
+        target: target that generates the texts.
         drafter: any drafter for the target; the costs are looked up with it.
         texts: number of texts.
         tokens: number of tokens in each text.

@@ -194,7 +194,8 @@ def _walk(
     Args:
         tree: the draft tree.
         root: index of the tree's root.
-        tokens: [T] the text from the root on; a node for its last token is not committed.
+        tokens: [T] the text's tokens from the root on. A node for the last token is not part of the
+            path, because the token after it is not known.
         choices: [T] the target's choice after each token of the text.
         matched: number of trees by depth that contain the target's choice; changed in place.
         reached: number of trees by depth that could contain the target's choice; changed in place.

@@ -78,7 +78,7 @@ def stream(*given: Any, **named: Any) -> Iterator[Any]:
 
 
 def chat(*given: Any, **named: Any) -> Any:
-    """Answer messages with a model: `chat(model="demo", messages=…)`."""
+    """Answer the messages of a chat with a model: `chat(model="demo", messages=…)`."""
     engine, prompt = _engine_of(given, named)
     return engine.chat(*prompt, **named)
 

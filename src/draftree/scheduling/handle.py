@@ -92,7 +92,7 @@ class Entry:
         reading: function that turns the request's tokens into text.
         request: the request that is still to be run. After a preemption, its prompt includes the
             tokens generated so far.
-        status: the status of the request.
+        status: current status of the request.
         cancelled: whether the request will be cancelled in the next step.
         suspect: whether a step with this request has failed, so that it has to run alone.
         row: slot of the request in the batch; −1 for none.

@@ -180,7 +180,7 @@ class PromptReader:
     def _finish_apart(self, entries: Sequence[Entry]) -> None:
         """Read the remaining tokens of prompts into free slots, and choose their first tokens.
 
-        If there are several prompts, none of them has been read in part.
+        If there are several prompts, none of their tokens have been read before.
         """
         self._act(entries)
         parts, rows = self._batch.open(len(self._batch.running) + len(entries))

@@ -358,7 +358,10 @@ def playground_config(state: ServerState) -> dict[str, Any]:
 
 
 async def drained(state: ServerState, seconds: float) -> bool:
-    """Wait at most `seconds` until all texts have ended; return whether they have."""
+    """Refuse new requests, and wait at most `seconds` for all texts to end.
+
+    Return whether all texts have ended.
+    """
     state.worker.drain()
     end = time.monotonic() + seconds
     while state.worker.busy and time.monotonic() < end:
@@ -367,7 +370,7 @@ async def drained(state: ServerState, seconds: float) -> bool:
 
 
 def check_installed() -> None:
-    """Raise a `UserError` where the packages of the server are not installed."""
+    """Raise a `UserError` if the packages that the server needs are not installed."""
     try:
         import fastapi, openai, prometheus_client, uvicorn  # noqa: E401, F401, I001
     except ImportError as error:

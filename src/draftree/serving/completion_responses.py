@@ -186,7 +186,7 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
-    """Build the answer of `/v1/completions`."""
+    """Build the answer to a request of `/v1/completions` while its texts are generated."""
 
     kind = "cmpl"
     whole = piece = "text_completion"

@@ -44,7 +44,7 @@ class Prepared:
         work: description of the texts for the worker.
         texts: objects that build the texts of the answer, one for each.
         prompt_tokens: number of tokens over all prompts.
-        prompts: number of prompts.
+        prompts: number of prompts in the request.
         echoed: text of each prompt if `echo` was requested; empty otherwise.
     """
 

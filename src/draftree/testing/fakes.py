@@ -349,7 +349,10 @@ class Never(Scripted):
 
 @final
 class Sometimes(Scripted):
-    """Place the right token first, second, third or nowhere, by a seeded draw per position."""
+    """Place the right token first, second or third, or leave it out, at random.
+
+    The choice is seeded by sequence and position.
+    """
 
     @override
     def place(self, row: int, position: int) -> int | None:

@@ -47,7 +47,7 @@ def build(
         kind: name of the drafter that will search the datastore.
         target: target whose tokenizer encodes the corpus.
         data: files and folders of the corpus.
-        out: the new folder.
+        out: path of the new folder.
         settings: options of the datastore by name.
         tell: called with the number of megabytes of the corpus that have been read.
         source: options for loading the target's tokenizer.

@@ -64,7 +64,7 @@ class Exported:
     Attributes:
         drafter: name of the drafter's method.
         format: name of the new checkpoint's format.
-        out: the new folder.
+        out: path of the new folder.
         tensors: number of tensors.
         bytes: bytes of all tensors.
     """
@@ -85,7 +85,7 @@ def export(
         drafter: folder of the checkpoint, in any layout that draftree reads, or name of a shipped
             drafter.
         wanted: name of the format, a key of `FORMATS`.
-        out: the new folder; nothing is left there if anything fails.
+        out: path of the new folder; after an error nothing is left there.
         target: the drafter's target. By default it is the one that the checkpoint names, if the
             format stores a target. Most formats need only its config; see `FORMATS`.
         overwrite: whether the new folder may replace the files in `out`.
@@ -160,7 +160,7 @@ def first_format(folder: Path, wanted: str | None = None) -> str:
 def standalone(
     drafter: str | Path, out: Path, target: str | None = None, overwrite: bool = False
 ) -> Exported:
-    """Write a drafter with its own copies of the target's embedding and head.
+    """Write a drafter's checkpoint with its own copies of the target's embedding and head.
 
     The copied head covers the whole vocabulary.
 
@@ -169,7 +169,7 @@ def standalone(
 
     Args:
         drafter: folder of the drafter, or name of a shipped one.
-        out: the new folder; nothing is left there if anything fails.
+        out: path of the new folder; after an error nothing is left there.
         target: the drafter's target, which is loaded; by default the one that the checkpoint names.
         overwrite: whether the new folder may replace the files in `out`.
 

@@ -143,7 +143,7 @@ class Shards:
                 all its files.
 
         Raises:
-            UserError: the disk is too small, or not all processes see the same folder.
+            UserError: there is too little free disk space, or the processes see different folders.
         """
         with processes.agreed():
             home = existing(self.folder)

@@ -49,7 +49,7 @@ class Node:
 
     @property
     def kind(self) -> Kind:
-        """Return the role of the node; `bonus` for the target's token after the accepted path."""
+        """Return the kind of the node; `bonus` is the target's token after the accepted path."""
         if self.rank:
             return "accepted" if self.accepted else "rejected"
         return "root" if self.parent < 0 else "bonus"
