@@ -89,7 +89,8 @@ def power(noncentrality: float, dof: int, level: float) -> float:
 def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
     """Return the total variation distance that a test of n draws detects with probability `sure`.
 
-    The result holds for errors of any shape.
+    The result holds for errors of any shape. `dof` are the degrees of freedom, and `level` is the
+    p-value below which the test fails.
 
     By the Cauchy–Schwarz inequality, an error of total variation t between bins has a
     non-centrality of at least 4 n t².

@@ -44,7 +44,8 @@ NARROW = 24
 class Noise:
     """Store the rounding differences between passes over different numbers of tokens.
 
-    They are measured between plain decoding and one pass over the whole text. They are no errors.
+    They are measured between plain decoding and one pass over the whole text, and do not count as
+    errors.
 
     Attributes:
         logits: largest difference of logits; see `shifts`.

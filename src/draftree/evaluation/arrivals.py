@@ -19,14 +19,14 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class Served:
-    """Store the times at which one request received tokens, and their numbers.
+    """Store the times at which one request received tokens, and the numbers of these tokens.
 
     Attributes:
         handle: handle of the request.
         due: arrival time of the request, in seconds from the start of the run.
         times: times of the steps that returned tokens for the request, in seconds from the start of
             the run.
-        counts: number of tokens that each of these steps returned.
+        counts: number of tokens that each step in `times` returned for the request.
     """
 
     handle: Handle

@@ -26,7 +26,7 @@ from draftree.tree import Ints
 
 @dataclass(frozen=True)
 class Cell:
-    """Describe one combination of drafter, policy, acceptor and temperature to measure.
+    """Describe one combination to measure: drafter, policy, acceptor and temperature.
 
     For plain decoding, drafter and policy are None. If `acceptor` is None, the default acceptor for
     the temperature is used.

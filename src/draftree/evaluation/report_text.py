@@ -10,7 +10,7 @@ Result = Mapping[str, Any]
 
 
 def clocked(result: Result) -> bool:
-    """Return whether the result has speed-ups by the clock, and not only counted ones."""
+    """Return whether the speed-ups were measured by the clock, and not only counted by costs."""
     return "speedup" in result["rows"][0]
 
 

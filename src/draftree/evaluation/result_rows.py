@@ -32,7 +32,8 @@ NGRAM = 8
 class Totals:
     """Store totals of each prompt [P]: accepted and drafted nodes, steps, tokens and seconds.
 
-    `counted` holds the seconds by the cost model; they are 0 without a cost model.
+    `seconds` are measured by the clock. `counted` are the seconds that the cost model predicts for
+    the same passes; they are 0 without a cost model.
     """
 
     accepted: Ints
@@ -194,9 +195,9 @@ CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "s
 
 
 def unclocked(figures: Mapping[str, Any]) -> ResultRow:
-    """Return a copy of some figures without those measured by the clock.
+    """Return a copy of a row's figures without those that are measured by the clock.
 
-    A replay does not measure them, and they say nothing about another machine.
+    A replay cannot measure such figures, and they say nothing about another machine.
     """
     inside = {
         k: unclocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()

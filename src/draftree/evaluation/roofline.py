@@ -173,7 +173,7 @@ class Roofline(Part):
         }
 
     def commit(self, work: Drafting) -> float:
-        """Return the seconds in which a drafter commits one token."""
+        """Return the seconds that a drafter needs to commit one token."""
         return self.drafted(work.commit_layers, work.commit_heads, 1)
 
     def catch_up(self, work: Drafting) -> float:

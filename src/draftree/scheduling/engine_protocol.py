@@ -15,7 +15,10 @@ class Host(Protocol):
         ...
 
     def scheduled_parts(self) -> tuple[Parts, State]:
-        """Return the parts of the engine, and the states of drafter and policy for a new batch."""
+        """Return the engine's parts, and the states of drafter and policy for a new batch.
+
+        The parts are target, drafter, policy, acceptor and costs.
+        """
         ...
 
     def remember(self, state: State) -> None:

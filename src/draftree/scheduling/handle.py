@@ -99,7 +99,8 @@ class Entry:
         prompt: the part of its prompt that has been read.
         error: exception that was raised by an operation on this request alone; None otherwise.
         written: generated tokens.
-        steps: figures of the steps that verified a tree of the request.
+        steps: numbers of drafted and accepted nodes of each step that verified a tree of the
+            request.
         preemptions: number of preemptions.
         cached: number of prompt tokens that were taken from the prefix cache.
         moments: times by `time.perf_counter` at which the request was `submitted`, `begun` (its

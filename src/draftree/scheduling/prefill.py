@@ -64,7 +64,7 @@ class PromptReader:
         Choose the first token of each prompt that this pass completes.
 
         Args:
-            parts: target, drafter, policy and acceptor.
+            parts: target, drafter, policy, acceptor and costs.
             rows: sequences of the batch, in which all prompts have a slot.
         """
         batch, start = self._batch, time.perf_counter()

@@ -29,7 +29,8 @@ class Batch:
             is called if sequences cannot be moved to other slots.
 
     Attributes:
-        opened: the parts of the engine and the sequences of the batch; None while no batch exists.
+        opened: the engine's parts (target, drafter, policy, acceptor and costs) and the sequences
+            of the batch; None while no batch exists.
         state: states of drafter and policy after the last step.
         running: running requests by slot.
         reading: requests whose prompts are being read.
@@ -66,7 +67,7 @@ class Batch:
         return target.reads_beside and (target.packs if asked is None else asked)
 
     def open(self, count: int) -> tuple[Parts, Rows]:
-        """Return the parts of the engine, and a batch with at least `count` slots.
+        """Return the engine's parts (see `opened`), and a batch with at least `count` slots.
 
         The batch is created or enlarged if necessary.
 

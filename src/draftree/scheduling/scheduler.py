@@ -72,7 +72,10 @@ class Scheduler:
 
     @property
     def batch(self) -> tuple[Parts, Rows] | None:
-        """Return the parts of the engine and the running batch; None while no sequence runs."""
+        """Return the engine's parts and the running batch, see `Batch.opened`.
+
+        The result is None while no sequence runs.
+        """
         return self._batch.opened
 
     @property

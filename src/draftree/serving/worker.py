@@ -140,7 +140,7 @@ class Text:
 
 @dataclass
 class Lane:
-    """Store an engine and the texts that it generates, by the engine's handles."""
+    """Store an engine, and the texts that it generates by their handles."""
 
     engine: Engine
     texts: dict[Any, Text] = field(default_factory=dict)

@@ -330,8 +330,8 @@ class Suite:
     ) -> None:
         """Check a text against the guarantee of its acceptor.
 
-        If the acceptor guarantees the text, it must equal the reference. Otherwise it must end at
-        the right place, and contain no token that a processor forbids.
+        If the acceptor guarantees the text, it must equal the reference; see `reference`. Otherwise
+        the text must end at the right position, and contain no token that a processor forbids.
         """
         if acceptor.keeps_text:
             return self.same(request, sampling, got, where)

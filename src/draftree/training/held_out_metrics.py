@@ -128,8 +128,7 @@ def acceptance_by_depth(
         phase: number of tokens that the first block lacks.
 
     Returns:
-        [DEPTHS] the number of chains that match at each depth, and [DEPTHS] the number that reached
-            it.
+        Two arrays [DEPTHS]: number of chains that match at each depth, and that reached it.
     """
     match = (guess == choice)[:, :-1].cpu().numpy()
     known = (choice[:, :-1] == batch.tokens[:, 1:]).cpu().numpy()

@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Step:
-    """Store one verification step, or the prefill, for display.
+    """Store the verification of one draft tree, or the prefill, for display.
 
     Attributes:
         number: number of the step; 0 for the prefill.
