@@ -129,17 +129,14 @@ def widths(
     device: torch.device | str = "cpu",
     at_best: Widths = Widths(),
 ) -> Widths | None:
-    """Find the widths at which an operation is batch invariant, with as little padding as possible.
-
-    Return None if no width is.
+    """Find widths with little padding at which an operation is batch invariant; None without any.
 
     Args:
         operation: a function of vectors [n, D] that computes each of them separately.
         entries: D, the width of a vector.
         dtype: the dtype of the vectors.
         device: the device of the vectors.
-        at_best: constraints that are known in advance: the multiple of all widths and the largest
-            width.
+        at_best: known constraints: the multiple of all widths, and the largest width.
     """
     draw, last = np.random.default_rng(0), max(NARROW)
     made = operation(torch.zeros(1, entries, dtype=dtype, device=device))
