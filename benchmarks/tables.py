@@ -198,7 +198,12 @@ def told(row: Mapping[str, Any] | None) -> str:
     kept = (
         ", {:.2f} [{:.2f}, {:.2f}] of its passes".format(*row["passes"]) if "passes" in row else ""
     )
-    return f"**{row['verdict']}** {figures}{kept}"
+    costs = (
+        "; {:.2f} [{:.2f}, {:.2f}] at the paper's costs".format(*row["paper costs"])
+        if "paper costs" in row
+        else ""
+    )
+    return f"**{row['verdict']}** {figures}{kept}{costs}"
 
 
 STOCK, PLAIN = "transformers: generate, stock kernels", "plain decoding"

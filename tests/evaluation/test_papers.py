@@ -7,7 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -150,3 +152,41 @@ def test_counted_figures_of_several_drafters_share_a_target_curve() -> None:
         assert len(curves) < 2 or simulated, f"{table['result']} has {len(curves)} target curves"
         several += len(costs) > 1
     assert several > 3
+
+
+def test_claims_of_categories_are_judged_by_permutation(
+    papers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: categories that differ, or not, in τ, and nodes that follow τ, or turn from it."""
+    rng, of = np.random.default_rng(0), [name for name in "abcdefgh" for _ in range(10)]
+
+    def row(drafter: str, spread: float, follows: int) -> dict[str, Any]:
+        level = 1 + spread * np.repeat(np.arange(8), 10) / 8
+        steps = np.full(80, 20)
+        accepted = steps * level + rng.normal(0, 1, 80)
+        each = {"steps": steps, "accepted": accepted, "nodes": steps * (10 + follows * level)}
+        return {"drafter": drafter, "policy": "p", "per_prompt": each}
+
+    for spread, follows, wanted in ((1.0, 1, ("fails", "holds")), (0.0, -1, ("ties", "fails"))):
+        other = row("edd", 1.0, follows)
+        saved = {"categories": of, "rows": [row("aded:datastore=x", spread, 1), other]}
+        monkeypatch.setattr(papers, "read", lambda _, saved=saved: saved)
+        assert tuple(r["verdict"] for r in papers.by_category()) == wanted
+    monkeypatch.undo()
+    taus, nodes = papers.per_category(
+        {"per_prompt": {"steps": [2, 1, 1], "accepted": [4, 3, 0], "nodes": [8, 5, 4]}},
+        np.array(["b", "a", "b"]),
+    )
+    assert taus.tolist() == [4.0, pytest.approx(7 / 3)]
+    assert nodes.tolist() == [5.0, 4.0]
+
+
+def test_every_doubtful_verdict_of_the_second_reading_is_in_the_table() -> None:
+    page = (ROOT / "docs" / "reference" / "papers.md").read_text("utf-8")
+    table = page.partition("## Verdicts that have changed")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) >= 29
+    for claim, before, now, _ in rows:
+        assert claim.strip(), rows
+        assert before.strip(), claim
+        assert now.strip(), claim

@@ -119,3 +119,20 @@ def test_analyse_and_tune_take_several(
     status, out, err = draftree("tune", *words, *suites)
     assert status == 0, err
     assert "4 prompts" in out, "two of each suite, and not the first of all"
+
+
+def test_top_p_truncates_what_is_sampled(
+    draftree: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """A recording is of one top-p, so two of them have texts of their own."""
+    one = file_of(tmp_path / "one.jsonl", {"question": "How many apples are in two bags of six?"})
+    words = ("replay", "--suite", one, "--pair", "pld chain", "-n", "12", "-t", "1", "--json")
+    words += ("--recording", str(tmp_path / "of"), "--machine", "h100-8b", "--force")
+    texts = dict[str, Any]()
+    for top_p in ("1", "0.2"):
+        status, out, err = draftree(*words, "--top-p", top_p, "--out", str(tmp_path / "r.json"))
+        assert status == 0, err
+        said = json.loads(out)
+        assert said["provenance"].get("top_p", 1) == float(top_p)
+        texts[top_p] = said["texts"]["1"]
+    assert texts["1"] != texts["0.2"]

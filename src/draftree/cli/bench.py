@@ -63,6 +63,9 @@ class CellsOptions:
     temperature: list[float] = knob(
         (0.0,), least=0, short="-t", help="0 for greedy decoding; may be repeated."
     )
+    top_p: float = knob(
+        1.0, above=0, most=1, help="Sample from the likeliest tokens of this mass; 1 is all."
+    )
     category: list[str] = knob((), help="Only prompts of this category; may be repeated.")
     limit: int | None = knob(None, min=1, help="Only the first N prompts.")
     per_category: int | None = knob(None, min=1, help="Only the first N prompts of each category.")
@@ -153,7 +156,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         if machines:
             engines, fixed = arguments.elsewhere(engines, machines, tell)
         known = priced(engines, tell)
-        work = Bench(ready.cells, known, requests, asked.seed, asked.repeats)
+        work = Bench(ready.cells, known, requests, asked.seed, asked.repeats, asked.top_p)
         if not machines and not fixed:  # policies go on learning, as they do in use
             work = replace(work, engines=engines, read=work.prices)
     some = next(iter(engines.values()))
@@ -215,7 +218,10 @@ def serve(ready: "Prepared", asked: BenchOptions) -> None:
         raise UserError(
             f"--batch is {widest}, allowed is at most the number of prompts, {len(requests)}"
         )
-    work, serving = Bench(ready.cells, engines, requests, asked.seed), dict["Cell", "Engine"]()
+    work, serving = (
+        Bench(ready.cells, engines, requests, asked.seed, top_p=asked.top_p),
+        dict["Cell", "Engine"](),
+    )
     for cell in ready.cells:
         rule = None if cell.acceptor is None else build("acceptor", cell.acceptor)
         known = work.engines.get((cell.drafter or "", cell.policy or ""))
@@ -323,9 +329,9 @@ class Prepared:
             "prompts": asked.prompts,
             "shuffled": asked.shuffle,
         }
-        return {"suite": told, "max_new_tokens": asked.max_new_tokens} | provenance(
-            work.target, work.seed
-        )
+        truncated = {} if asked.top_p == 1 else {"top_p": asked.top_p}
+        about = {"suite": told, "max_new_tokens": asked.max_new_tokens} | truncated
+        return about | provenance(work.target, work.seed)
 
     def categories(self, requests: "list[Request]") -> list[str]:
         """Return the category of each request's prompt."""

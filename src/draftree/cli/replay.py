@@ -71,7 +71,9 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
         recordings = Recordings.open(
             asked.recording, some.target, [e.drafter.needs for e in engines.values()]
         )
-    work = Bench(ready.cells, engines, requests, asked.seed, recordings=recordings)
+    work = Bench(
+        ready.cells, engines, requests, asked.seed, top_p=asked.top_p, recordings=recordings
+    )
     record(work)
     about = ready.about(work) | {"replayed": True}
     runs = dict[str, Run]()

@@ -49,6 +49,7 @@ class Bench:
         requests: requests, one for each prompt.
         seed: seed of sampling.
         repeats: number of times each text is generated.
+        top_p: least mass of likeliest tokens that is sampled from, above temperature 0.
         recordings: recordings of the texts if they are replayed; None if they are generated.
         read: costs by drafter that the policies read, if they are not those by which the result is
             counted; empty otherwise.
@@ -63,6 +64,7 @@ class Bench:
     requests: Sequence[Request]
     seed: int = 0
     repeats: int = 1
+    top_p: float = 1.0
     recordings: Recordings | None = None
     read: Mapping[str, Costs | CostTable] = field(default_factory=dict)
     sessions: dict[Cell, Engine] = field(default_factory=dict)
@@ -121,7 +123,8 @@ class Bench:
 
     def asked(self, request: Request, temperature: float) -> Request:
         """Return a copy of the request with the given temperature and the run's seed."""
-        return replace(request, sampling=Sampling(temperature=temperature, seed=self.seed))
+        chosen = Sampling(temperature=temperature, top_p=self.top_p, seed=self.seed)
+        return replace(request, sampling=chosen)
 
     def prompt(self, index: int) -> dict[Cell, PromptResult]:
         """Run all cells on one prompt, and let each repeat start with another cell."""

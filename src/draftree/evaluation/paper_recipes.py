@@ -44,7 +44,7 @@ TRAINED = {
 beside it."""
 CLASSIFIERS = "needs classifiers trained anew: benchmarks/c2t_ablations.py trains and compares them"
 EQUAL = "stands at equal τ, between two curves: benchmarks/c2t_tables.py"
-CATEGORIES = "is of categories: `bench` says τ of each, and `analyse --result` draws it"
+CATEGORIES = "is of categories: `bench` says τ of each, `analyse --result` draws it, and benchmarks/papers.py judges it"
 SMALLER = "needs a smaller model of the target's family, which SmolLM2-135M has not: --pair 'lm:model=FOLDER chain:length=5'"
 CLAIMS = (
     Claim(
@@ -639,7 +639,7 @@ CLAIMS = (
         "Fig. 5a",
         "top-p changes little",
         "τ level",
-        not_run="`replay` draws without top-p: generate --top-p",
+        not_run="stands between values of top-p: `replay --top-p`",
     ),
     Claim(
         ADED,
