@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     target = Target.load("demo")
-    prompts = suites.joined(["demo"], False, "plain").prompts
+    prompts = suites.join_suites(["demo"], False, "plain").prompts
     requests = [
         Request(
             encode(target.tokenizer, prompts[i % len(prompts)].content),

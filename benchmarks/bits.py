@@ -28,7 +28,7 @@ from draftree.engine import Engine, load, plain
 from draftree.evaluation import suites
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.result_rows import save
-from draftree.evaluation.teacher_forcing import spread
+from draftree.evaluation.teacher_forcing import evenly_spread
 from draftree.utils.files import append, write_text
 from peers import Way, speculative, theirs
 
@@ -130,7 +130,7 @@ def main() -> None:
     quiet()
     how = {"compile": args.compile, "quantize": args.quantize}
     target = Target.load(args.target, dtype=args.dtype, exactness=args.exactness, **how)
-    prompts = spread(suites.load(args.suite).prompts, args.limit)
+    prompts = evenly_spread(suites.load(args.suite).prompts, args.limit)
     sampling = Sampling(temperature=args.temperature, seed=1)
     encoded = (encode(target.tokenizer, p.content) for p in prompts)
     requests = [

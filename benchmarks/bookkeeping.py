@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from draftree.acceptors.greedy import Greedy
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.evaluation.provenance import command, provenance
 from draftree.metrics import Work
@@ -30,7 +30,7 @@ from draftree.models.runner import ModelOutput
 from draftree.policies.yield_ import Yield, _Budget
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import Ints, Tree
 
 NODES = 16
@@ -90,7 +90,7 @@ class Clock:
 def step(
     clock: Clock,
     target: Target,
-    rows: Rows,
+    rows: SequenceBatch,
     tree: Tree,
     draws: np.random.Generator,
     logits: torch.Tensor,
@@ -98,7 +98,7 @@ def step(
     """Run the parts of one step over a draft tree for each sequence."""
     policy = Yield()
     memory = Yield().start()
-    needs = Needs()
+    needs = HiddenStateSpec()
     budget = _Budget.of(COSTS, tree.roots, memory)
     tree = clock.time("selection", lambda: budget.selected(tree, False))
     told = choices(draws, tree, logits.shape[1])
@@ -119,7 +119,7 @@ def measured(
     draws, clock = np.random.default_rng(0), Clock()
     for _ in range(forests):
         lengths: Ints = draws.integers(SHORTEST, LONGEST, sequences)
-        rows = Rows(target.new_cache(sequences, LONGEST + 64))
+        rows = SequenceBatch(target.new_cache(sequences, LONGEST + 64))
         rows.admit([Request([1] * (int(n) + 1), 64) for n in lengths])
         rows.cache.lengths = lengths.copy()
         step(clock, target, rows, forest(draws, sequences, logits.shape[1]), draws, logits)

@@ -83,7 +83,7 @@ def grow(args: argparse.Namespace) -> None:
     requests, _ = _tree_dataset.prompts(target, args.data, knobs)
     kept = []
     for top in ENTROPY_TOPS:
-        said = _tree_dataset.about(
+        said = _tree_dataset.provenance(
             target, drafter, args.drafter, requests, replace(knobs, entropy_top=top)
         )
         kept.append(Collected(args.work / f"trees-{top}", said))
@@ -95,7 +95,7 @@ def grow(args: argparse.Namespace) -> None:
         if any(k[number] is None for k in kept):
             for k, nodes in zip(
                 kept,
-                _tree_dataset.grown(target, drafter, request, knobs, ENTROPY_TOPS),
+                _tree_dataset.grow_entries(target, drafter, request, knobs, ENTROPY_TOPS),
                 strict=True,
             ):
                 k[number] = nodes

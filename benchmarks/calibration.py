@@ -25,9 +25,9 @@ from draftree.evaluation import result_rows, suites
 from draftree.evaluation.bootstrap import paired, samples
 from draftree.evaluation.drafter_calibration import BINS, DEPTHS, RANKS
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.replay_target import Replayed
+from draftree.evaluation.replay_target import ReplayTarget
 from draftree.evaluation.target_trace import Recording, Text
-from draftree.evaluation.teacher_forcing import answered, fitting, replay
+from draftree.evaluation.teacher_forcing import greedy_answers, prompts_that_fit, replay
 from draftree.policies.pct import PCT
 from draftree.registry import build
 from draftree.request import Request
@@ -140,7 +140,7 @@ def row(target: Target, drafter: Any, policy: Any, texts: Sequence[Text]) -> dic
     """Write texts again with a policy: steps, nodes and accepted tokens of each."""
     each: dict[str, list[float]] = {"tokens": [], "steps": [], "nodes": [], "accepted": []}
     for number, text in enumerate(texts):
-        source = Replayed.along(target, text, drafter.needs.hidden)
+        source = ReplayTarget.along(target, text, drafter.needs.hidden)
         engine = Engine(source, drafter, policy, costs=Costs({1: 0.037}, {1: 1.0}))
         request = Request(
             text.tokens[: text.start].tolist(), len(text.tokens) - text.start, number=number
@@ -173,8 +173,10 @@ def main() -> None:
     target, suite = Target.load(args.target), suites.load(args.suite)
     drafter = build("drafter", args.drafter).open(target)
     prompts = [encode(target.tokenizer, p.content) for p in suite.select(args.category)]
-    texts = answered(
-        target, fitting(prompts, target, args.max_new_tokens)[: args.limit], args.max_new_tokens
+    texts = greedy_answers(
+        target,
+        prompts_that_fit(prompts, target, args.max_new_tokens)[: args.limit],
+        args.max_new_tokens,
     )
     looked = [seen(target, drafter, text) for text in texts]
     fitted = looked[::2]

@@ -24,7 +24,7 @@ from draftree.cli.arguments import quiet
 from draftree.drafters.neural.draft_vocabulary import TargetHead
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites
-from draftree.evaluation.grid import chosen
+from draftree.evaluation.grid import choose_requests
 from draftree.evaluation.provenance import provenance
 from draftree.models.fused_modules import accelerate
 from draftree.policies.chain import Chain
@@ -134,7 +134,7 @@ def main() -> None:
         p for kind in kinds for p in [q for q in prompts if q.category == kind][: args.per_category]
     ]
     engine = Engine(target, build("drafter", "pld").open(target), Chain())
-    requests, _ = chosen(some, engine, args.tokens, len(some))
+    requests, _ = choose_requests(some, engine, args.tokens, len(some))
     requests = [replace(request, max_new_tokens=args.tokens) for request in requests]
     rows = []
     for drafter in args.drafter or ["edd", "eagle3"]:

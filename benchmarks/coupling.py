@@ -23,21 +23,21 @@ from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites
-from draftree.evaluation.grid import chosen
+from draftree.evaluation.grid import choose_requests
 from draftree.evaluation.provenance import provenance
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Emitted
 from draftree.sampling.draft_sampling import SPREAD, Drawing
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Probes, Taps, Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 
 SPREADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
 
 @dataclass
-class Heard(Drafter[Any]):
+class OutputRecorder(Drafter[Any]):
     """A drafter whose words about the token after each root are kept until that token is known."""
 
     drafter: Drafter[Any]
@@ -46,14 +46,14 @@ class Heard(Drafter[Any]):
     right: list[bool] = field(default_factory=list)
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> HiddenStateSpec:
         return self.drafter.needs
 
     def start(
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Any = None,
         rows: Ints | None = None,
     ) -> Any:
@@ -67,7 +67,7 @@ class Heard(Drafter[Any]):
             self.said = candidates.log_probs[0].double()
         return candidates, state
 
-    def commit(self, state: Any, tree: Tree, verdict: Verdict, taps: Taps) -> Any:
+    def commit(self, state: Any, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Any:
         return self.drafter.commit(state, tree, verdict, taps)
 
     def truncate(self, state: Any, lengths: Ints, rows: Ints | None = None) -> Any:
@@ -93,7 +93,7 @@ def measured(
     """Return the figures of one drafter at one temperature."""
     found: dict[str, Any] = {"drafter": drafter, "temperature": temperature}
     for coupled in (False, True):
-        heard = Heard(build("drafter", drafter).open(target))
+        heard = OutputRecorder(build("drafter", drafter).open(target))
         engine = Engine(target, heard, Chain(3), Match(coupled), Costs({1: 0.1}, {1: 1.0}))
         for request in requests:
             engine.write([request], Sampling(temperature), heard.hear, reuse=False)
@@ -117,7 +117,7 @@ def main() -> None:
     target = Target.load("demo")
     prompts = suites.load(args.suite).select(["math_reasoning"])
     engine = Engine(target, build("drafter", "pld").open(target), Chain())
-    requests, _ = chosen(prompts, engine, 128, args.limit)
+    requests, _ = choose_requests(prompts, engine, 128, args.limit)
     rows = []
     for drafter in ("edd", "eagle", "mtp", "vdm", "medusa"):
         for temperature in (0.7, 1.0, 1.3):

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from draftree.cli.terminal import table
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation.bootstrap import ENOUGH
+from draftree.evaluation.bootstrap import MIN_PROMPTS
 from draftree.evaluation.result_rows import read
 
 Row = dict[str, Any]
@@ -171,8 +171,8 @@ def every(result: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     ]
     if not rows:
         raise UserError("it has no figures of each prompt")
-    if (prompts := len(rows[0]["per_prompt"]["steps"])) < ENOUGH:
-        raise UserError(f"it has {prompts} prompts, a verdict needs {ENOUGH}")
+    if (prompts := len(rows[0]["per_prompt"]["steps"])) < MIN_PROMPTS:
+        raise UserError(f"it has {prompts} prompts, a verdict needs {MIN_PROMPTS}")
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         same = tuple(row.get(k) for k in ("machine", "drafter", "temperature", "rule"))

@@ -24,12 +24,12 @@ import torch
 import typer
 
 from draftree.costs.curves import Costs
-from draftree.drafters._fused import FusedDrafter, Fusing, Trust
+from draftree.drafters._fused import FusedDrafter, Fusing, HitRate
 from draftree.drafters.base import Drafter
 from draftree.policies.base import Policy, append
 from draftree.registry import build
 from draftree.sampling.draft_sampling import Drawing
-from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.tree import Candidates, Ints, Tree, TreeBudget
 from draftree.utils.hardware import machine
 
 POLICIES = {
@@ -107,9 +107,9 @@ def grown(policy: Policy, costs: Costs, expand: Ready) -> tuple[float, int, int]
     """Return the policy's seconds, and the depths and nodes of one tree."""
     expand.layers = 0
     expand.seconds = 0.0
-    root = Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64))
+    root = Tree.from_roots(np.zeros(1, np.int64), np.ones(1, np.int64))
     start, memory = time.perf_counter(), policy.start()
-    tree = policy.draft(expand, root, costs, Room(np.array([64]), 512), memory)
+    tree = policy.draft(expand, root, costs, TreeBudget(np.array([64]), 512), memory)
     return time.perf_counter() - start - expand.seconds, expand.layers, tree.drafted
 
 
@@ -153,8 +153,8 @@ def fusion(rounds: int) -> float:
     """
     parts = [Ready(seed) for seed in (0, 1)]
     fused = FusedDrafter((Asked(parts[0], False), Asked(parts[1], True)))
-    state = Fusing((None, None), ((Trust(), Trust()),))
-    tree = Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64))
+    state = Fusing((None, None), ((HitRate(), HitRate()),))
+    tree = Tree.from_roots(np.zeros(1, np.int64), np.ones(1, np.int64))
     tree = append(tree, np.zeros(1, np.int64), parts[0](tree, np.zeros(1, np.int64), 4))
     took = []
     for _ in range(rounds + 3):

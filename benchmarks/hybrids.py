@@ -27,7 +27,7 @@ import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import loop
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.engine import Engine, cache_of, load, usual
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
@@ -35,8 +35,8 @@ from draftree.models.recurrent.ssm_functions import Answers
 from draftree.models.recurrent.state_cache import States
 from draftree.request import Request
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Target
-from draftree.tree import Candidates, Tree, Verdict
+from draftree.target.target import HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Candidates, Tree
 from draftree.utils.files import write_text
 from draftree.utils.hardware import interleaved
 
@@ -99,7 +99,10 @@ def built(name: str, vocab: int, dtype: torch.dtype) -> Target:
 
 def star(width: int) -> Tree:
     """Return a root and its children."""
-    tree, children = Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64)), np.arange(width - 1)
+    tree, children = (
+        Tree.from_roots(np.zeros(1, np.int64), np.ones(1, np.int64)),
+        np.arange(width - 1),
+    )
     if width == 1:
         return tree
     zeros = np.zeros(width - 1)
@@ -120,10 +123,10 @@ def by_width(
     cache = target.new_cache(1, context + 65)
     other = target.new_cache(1, context + 65)
     oracle = PathRows(target, 1)
-    target.prefill(cache, [prompt], Needs())
+    target.prefill(cache, [prompt], HiddenStateSpec())
     stock = OneByOne(target.decoder.model, prompt.tolist())
     works: list[Callable[[], Any]] = [partial(stock._read, [1])]
-    works += [partial(target.verify, cache, star(n), Needs()) for n in WIDTHS]
+    works += [partial(target.verify, cache, star(n), HiddenStateSpec()) for n in WIDTHS]
     if rows_too:
         oracle.prefill(other, [prompt])
         works += [partial(oracle.verify, other, star(n)) for n in PATHS]
@@ -150,7 +153,7 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
     keep = States.keep
     found = []
     begun = target.new_cache(1, context + 65)
-    target.prefill(begun, [np.arange(context) % 1000], Needs())
+    target.prefill(begun, [np.arange(context) % 1000], HiddenStateSpec())
     for name, work in plain.items():
         setattr(Answers, name, lambda *args, _work=work, **kwargs: timed(_work, *args, **kwargs))
     setattr(States, "keep", lambda *args: timed(keep, *args))  # noqa: B010
@@ -160,8 +163,10 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
             for _ in range(rounds):
                 cache = begun.taken(np.zeros(1, np.int64))
                 spent[0], start = 0.0, time.perf_counter()
-                target.verify(cache, tree, Needs())
-                target.commit(cache, tree, Verdict((np.zeros(0, np.int64),), np.ones(1, np.int64)))
+                target.verify(cache, tree, HiddenStateSpec())
+                target.commit(
+                    cache, tree, AcceptResult((np.zeros(0, np.int64),), np.ones(1, np.int64))
+                )
                 shares.append(spent[0] / (time.perf_counter() - start))
             found.append({"width": width, "share": statistics.median(shares)})
     finally:
@@ -189,7 +194,7 @@ def pair(
             sampling=Sampling(temperature=temperature, seed=number),
         )
     ]
-    rows = Rows(cache_of(target, asked))
+    rows = SequenceBatch(cache_of(target, asked))
     runs = {"plain": (rows, loop.plain(target, usual(temperature == 0), rows, asked))}
     runs |= {name: engine.begin(asked, reuse=False) for name, engine in engines.items()}
     going, seconds = list(runs), {name: np.zeros(2) for name in runs}

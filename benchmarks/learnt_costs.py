@@ -22,7 +22,7 @@ from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.probe import machine_speed
 from draftree.engine import Engine
 from draftree.evaluation.bootstrap import ratio_bounds, samples
-from draftree.evaluation.grid import chosen
+from draftree.evaluation.grid import choose_requests
 from draftree.evaluation.suites import load
 from draftree.measure_costs import measure
 from draftree.utils.hardware import machine
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--session", type=int, default=4)
     asked = parser.parse_args()
     engine = draftree.load(asked.target, policy="yield")
-    requests, _ = chosen(
+    requests, _ = choose_requests(
         load(asked.suite).prompts, engine, asked.tokens, asked.limit, asked.per_category
     )
     measured = CostTable(measure(engine.target, engine.drafter))

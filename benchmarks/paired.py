@@ -19,7 +19,7 @@ from rich.console import Console
 
 from draftree.cli.terminal import table
 from draftree.errors import UserError
-from draftree.evaluation.bootstrap import compared
+from draftree.evaluation.bootstrap import comparable_pairs
 from draftree.evaluation.result_rows import read
 
 
@@ -36,7 +36,7 @@ def lines(result: dict[str, Any], of: str, name: str, by: str) -> list[dict[str,
             "p (Holm)": f"{c.ratio.p:.4f}",
             "it is": c.ratio.verdict,
         }
-        for c in compared(result, of, name, by)
+        for c in comparable_pairs(result, of, name, by)
     ]
 
 

@@ -26,9 +26,9 @@ from draftree.cli.app import main as draftree
 from draftree.costs.curves import Costs, CostTable, counted
 from draftree.evaluation import paper_claims as judging
 from draftree.evaluation import step_codec
-from draftree.evaluation.bootstrap import ENOUGH, ResultRow, holm, paired
+from draftree.evaluation.bootstrap import MIN_PROMPTS, ResultRow, holm, paired
 from draftree.evaluation.paper_claims import Claim
-from draftree.evaluation.paper_recipes import ADED, C2T, CLAIMS, EAGLE2, EDD, GLIDE, selected
+from draftree.evaluation.paper_recipes import ADED, C2T, CLAIMS, EAGLE2, EDD, GLIDE, select_claims
 from draftree.evaluation.result_rows import read
 
 RESULTS = Path(__file__).with_name("results")
@@ -348,7 +348,7 @@ def verdicts(target: str) -> list[dict[str, Any]]:
         for c, pair in rows.items():
             ratios = [adjusted[pair.key, by] for *_, by in pair.claim.comparisons]
             one = judging._with(
-                judging.Judged(
+                judging.JudgedClaim(
                     pair.claim, (pair.mine["acceptance_length"], pair.other["acceptance_length"])
                 ),
                 ratios,
@@ -416,7 +416,7 @@ def saved_pair(claim: Claim, target: str) -> Pair | None:
 
 
 def entry(
-    claim: Claim, target: str, one: judging.Judged, source: str, prompts: int
+    claim: Claim, target: str, one: judging.JudgedClaim, source: str, prompts: int
 ) -> dict[str, Any]:
     """Return a verdict as it is saved."""
     ratio = one.ratio
@@ -472,7 +472,11 @@ def at_equal(low: float, high: float, keeps: bool) -> str:
     """Return the verdict of a share of nodes by its interval."""
     if keeps:
         return (
-            "holds" if high <= 1 + judging.KEPT else "fails" if low > 1 + judging.KEPT else "ties"
+            "holds"
+            if high <= 1 + judging.KEPT_MARGIN
+            else "fails"
+            if low > 1 + judging.KEPT_MARGIN
+            else "ties"
         )
     return "holds" if high < 1 else "fails" if low > 1 else "ties"
 
@@ -491,7 +495,7 @@ def special(target: str) -> list[dict[str, Any]]:
         ]
         at = {r["temperature"]: r for r in rows}
         ratio = paired(at[1.0], at[0.0], "steps")
-        one = judging.Judged(
+        one = judging.JudgedClaim(
             replace(claim, keeps=True),
             (at[1.0]["acceptance_length"], at[0.0]["acceptance_length"]),
             ratio,
@@ -529,7 +533,9 @@ def calibrated(target: str) -> list[dict[str, Any]]:
     saved = read(RESULTS / f"{name}.json")
     error, (low, high) = saved["calibration"]["ECE"], saved["calibration"]["interval"]
     after = next(r for r in saved["rows"] if r["q"] == "isotonic")["ECE, other half"]
-    verdict = "holds" if high <= judging.KEPT else "fails" if low > judging.KEPT else "ties"
+    verdict = (
+        "holds" if high <= judging.KEPT_MARGIN else "fails" if low > judging.KEPT_MARGIN else "ties"
+    )
     told = f"ECE {error:.2f} [{low:.2f}, {high:.2f}]; {after:.2f} after isotonic regression, on other texts"
     said = {
         "target": target,
@@ -558,7 +564,7 @@ def spoken() -> list[dict[str, Any]]:
     )
     claim = claim_of(GLIDE, "3", "speculation's milliseconds")
     one = judging._with(
-        replace(judging.Judged(claim, (1.0, 1.0)), claim=replace(claim, keeps=True)), [cape]
+        replace(judging.JudgedClaim(claim, (1.0, 1.0)), claim=replace(claim, keeps=True)), [cape]
     )
     both = (one.verdict, judging.verdict(claim, beam))
     verdict = next(word for word in ("fails", "ties", "holds") if word in both)
@@ -725,7 +731,7 @@ def run(
     ]
     status = called(words)
     if status == 0 and item.pictures:
-        drafter = selected([paper], [item.place])[0].mine.partition(" ")[0]
+        drafter = select_claims([paper], [item.place])[0].mine.partition(" ")[0]
         status = called(
             [
                 "analyse",
@@ -789,7 +795,7 @@ def main() -> int:
         rows = [*verdicts("demo"), *verdicts("smollm2")]
         about = {
             "family": "p adjusted by Holm's method over the different comparisons of a paper on a target",
-            "least prompts": ENOUGH,
+            "least prompts": MIN_PROMPTS,
         }
         OUT.write_text(
             json.dumps({"provenance": about, "rows": rows}, indent=1, ensure_ascii=False) + "\n",

@@ -104,7 +104,7 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
     import numpy as np
     import torch
 
-    from draftree.target.target import Needs, Target
+    from draftree.target.target import HiddenStateSpec, Target
 
     target = Target.load(target_name, **options)
     decoder = target.decoder
@@ -115,7 +115,7 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
             caches.clear()
             cache = caches[context] = decoder.new_cache(1, context + 256)
             if context:
-                target.prefill(cache, [np.arange(context) % decoder.vocab], Needs())
+                target.prefill(cache, [np.arange(context) % decoder.vocab], HiddenStateSpec())
         return caches[context]
 
     def time_pass(tokens: int, context: int) -> Callable[[], Any]:
@@ -134,7 +134,7 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
 
     def time_prompt(tokens: int) -> Callable[[], Any]:
         ids = np.arange(tokens) % decoder.vocab
-        return lambda: target.prefill(decoder.new_cache(1, tokens + 8), [ids], Needs())
+        return lambda: target.prefill(decoder.new_cache(1, tokens + 8), [ids], HiddenStateSpec())
 
     def describe() -> dict[str, Any]:
         from draftree.evaluation.provenance import provenance

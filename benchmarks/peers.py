@@ -38,7 +38,7 @@ from draftree.data.prompts import encode
 from draftree.engine import Engine, load, plain
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.bootstrap import MANY, Ratio, holm, ratio, samples
+from draftree.evaluation.bootstrap import COMPARISON_SAMPLES, Ratio, holm, ratio, samples
 from draftree.evaluation.provenance import provenance
 from engines import engines, versions, vllm
 
@@ -169,7 +169,10 @@ def summed_up(
     these comparisons.
     """
     count = len(seconds[PLAIN])
-    drawn, others = samples(count, 0, MANY), [name for name in seconds if name != PLAIN]
+    drawn, others = (
+        samples(count, 0, COMPARISON_SAMPLES),
+        [name for name in seconds if name != PLAIN],
+    )
     ratios = holm(
         [ratio([seconds[n], tokens[PLAIN]], [seconds[PLAIN], tokens[n]], drawn) for n in others]
     )

@@ -25,7 +25,7 @@ from draftree.cli.arguments import quiet
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites, text_tables
 from draftree.evaluation.bootstrap import samples
-from draftree.evaluation.grid import chosen
+from draftree.evaluation.grid import choose_requests
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.trace_store import Recordings
 from draftree.metrics import Step
@@ -114,7 +114,9 @@ def main() -> None:
         engine = Engine(
             target, build("drafter", drafter).open(target), build("policy", args.policy)
         )
-        requests, _ = chosen(suite.select(args.category), engine, args.max_new_tokens, args.limit)
+        requests, _ = choose_requests(
+            suite.select(args.category), engine, args.max_new_tokens, args.limit
+        )
         sums[drafter] = np.array(
             [
                 by_place(done.stats.steps, done.tokens[0], request.prompt, args.stretch, stretches)

@@ -22,7 +22,7 @@ import torch
 from draftree.evaluation.provenance import command, provenance
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.runner import ModelRunner
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 
 SEQUENCES = 8
 SHORTEST = 20
@@ -35,7 +35,7 @@ def step(
     """Return a pass over so many tokens of each sequence, after texts of these lengths."""
     decoder = target.decoder
     cache = decoder.new_cache(len(lengths), max(lengths) + max(counts))
-    target.prefill(cache, [np.arange(n) % decoder.vocab for n in lengths], Needs())
+    target.prefill(cache, [np.arange(n) % decoder.vocab for n in lengths], HiddenStateSpec())
     ids = [np.arange(n) % decoder.vocab for n in counts]
     batch = ForwardBatch.chains(ids, cache.lengths.copy(), decoder.device)
     return lambda: runner.forward(batch, cache)

@@ -28,7 +28,7 @@ from rich.console import Console
 from draftree import Engine, Request, Sampling, load
 from draftree.cli.terminal import table
 from draftree.evaluation import suites
-from draftree.evaluation.grid import chosen
+from draftree.evaluation.grid import choose_requests
 from draftree.evaluation.provenance import provenance
 from draftree.measure_costs import settled_costs
 
@@ -159,7 +159,7 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         engine = load("demo", drafter=drafter, policy=policy)
         costs = settled_costs(engine.target, engine.drafter)
         prompts = suites.load(str(args.suite)).select(args.category)
-        requests = chosen(prompts, engine, 128, args.limit)[0]
+        requests = choose_requests(prompts, engine, 128, args.limit)[0]
         replace(engine, costs=costs).write(requests[:1], Sampling(), reuse=False)
         engine = replace(engine, costs=costs)
         seconds = [s for request in requests for s in step_seconds(engine, request)]

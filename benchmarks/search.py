@@ -32,8 +32,8 @@ from draftree.drafters.retrieval.ngram_table import Grams
 from draftree.engine import load
 from draftree.policies.mcts import MCTS, Local, search
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Taps
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.target.target import HiddenStates, HiddenStateSpec
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 from draftree.utils.hardware import machine
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
@@ -85,7 +85,7 @@ class Timed:
 
 
 def steps(
-    drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: Taps, most: int
+    drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: HiddenStates, most: int
 ) -> Iterator[tuple[float, ...]]:
     """Yield seconds and nodes of each step.
 
@@ -95,13 +95,13 @@ def steps(
     state = drafter.start([text[:at]], text[at : at + 1], taps)
     for _ in range(min(most, (len(text) - at - 1) // WRITTEN)):
         roots, expand = (
-            Tree.planted(np.zeros(1, np.int64), text[at : at + 1]),
+            Tree.from_roots(np.zeros(1, np.int64), text[at : at + 1]),
             Timed(drafter, state),
         )
         start = time.perf_counter()
-        tree = policy.draft(expand, roots, COSTS, Room(np.array([64]), 512), None)
+        tree = policy.draft(expand, roots, COSTS, TreeBudget(np.array([64]), 512), None)
         drafted, asked = time.perf_counter() - start, expand.seconds
-        near = Local.of(*policy._asked(expand, roots, Room(np.array([64]), 512)))
+        near = Local.of(*policy._asked(expand, roots, TreeBudget(np.array([64]), 512)))
         start = time.perf_counter()
         search(
             roots.tokens,
@@ -125,7 +125,7 @@ def steps(
                 np.zeros(1),
                 Candidates(np.zeros((1, 1)), np.zeros((1, 1))),
             )
-        verdict = Verdict((np.arange(1, len(path)),), text[at + WRITTEN : at + WRITTEN + 1])
+        verdict = AcceptResult((np.arange(1, len(path)),), text[at + WRITTEN : at + WRITTEN + 1])
         start = time.perf_counter()
         state = drafter.commit(state, path, verdict, taps)
         yield searched, drafted, time.perf_counter() - start, asked, tree.drafted
@@ -157,7 +157,7 @@ def alike(near: Local, policy: MCTS) -> tuple[float, float]:
 
 
 def followed(
-    drafter: ADEDDrafter, texts: list[Ints], taps: Taps, every: int = 40
+    drafter: ADEDDrafter, texts: list[Ints], taps: HiddenStates, every: int = 40
 ) -> dict[str, dict[str, float]]:
     """Return the means of `alike` by c1 at positions of some texts.
 
@@ -168,8 +168,8 @@ def followed(
         for at in range(200, len(text), every):
             state = drafter.start([text[:at]], text[at : at + 1], taps)
             roots, room = (
-                Tree.planted(np.zeros(1, np.int64), text[at : at + 1]),
-                Room(np.array([64]), 512),
+                Tree.from_roots(np.zeros(1, np.int64), text[at : at + 1]),
+                TreeBudget(np.array([64]), 512),
             )
             near = Local.of(*MCTS()._asked(Timed(drafter, state), roots, room))
             for c1 in EXPLORATION if len(near.tree) > 2 * MCTS().continuations else ():
@@ -225,7 +225,9 @@ def main(
     torch.set_num_threads(1)
     engine = load("demo", "pld", "chain")
     tokenizer = engine.tokenizer.backend_tokenizer  # type: ignore[attr-defined]
-    taps = engine.target.prefill(engine.target.new_cache(1, 1), [np.array([1])], Needs()).taps
+    taps = engine.target.prefill(
+        engine.target.new_cache(1, 1), [np.array([1])], HiddenStateSpec()
+    ).taps
     with tempfile.TemporaryDirectory() as scratch:
         sizes = [
             stored(tokenizer, megabytes * part, Path(scratch) / str(part))

@@ -21,7 +21,7 @@ from draftree.data.prompts import encode
 from draftree.engine import Engine, plain
 from draftree.evaluation import result_rows, suites
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.replay_target import Replayed
+from draftree.evaluation.replay_target import ReplayTarget
 from draftree.evaluation.target_trace import Text
 from draftree.metrics import Stats, total
 from draftree.registry import build
@@ -104,7 +104,7 @@ def main() -> None:
                     np.array([*asked.prompt, *plain(target, [asked]).tokens[0]], np.int64),
                     len(asked.prompt),
                 )
-                known = Replayed.along(target, text, layers)
+                known = ReplayTarget.along(target, text, layers)
                 for pair, engine in engines.items():
                     for name, variant in VARIANTS.items():
                         again = [request(target, p.content, p.number, temperature, *variant)]

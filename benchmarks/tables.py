@@ -21,7 +21,7 @@ from draftree.errors import UnknownName, UserError
 from draftree.evaluation import roofline
 from draftree.evaluation.paper_recipes import CLAIMS
 from draftree.evaluation.result_rows import NGRAM, read
-from draftree.evaluation.text_tables import shown
+from draftree.evaluation.text_tables import result_table
 from papers import CONFOUNDED, ITEMS, WITHOUT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -318,7 +318,7 @@ def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str
     Raises:
         UserError: there is no such column.
     """
-    rows = shown(result["rows"], result.get("oracle", ()))
+    rows = result_table(result["rows"], result.get("oracle", ()))
     for column in columns:
         if column not in rows[0]:
             raise UnknownName("column", column, rows[0])

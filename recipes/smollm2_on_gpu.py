@@ -29,12 +29,12 @@ from draftree.data.decontamination import Excluded
 from draftree.data.samples import Sample
 from draftree.engine import target_of
 from draftree.registry import build
-from draftree.target.target import LAST, Needs, Target
+from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training import teacher, trainer
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Features
 from draftree.training.held_out_metrics import evaluate
-from draftree.training.synthesize import Opening, judged
+from draftree.training.synthesize import Opening, select_questions
 from draftree.training.teacher import Teacher
 
 HERE = pathlib.Path(__file__).parent
@@ -142,7 +142,7 @@ class Writing:
             texts.append({"number": q.number, "text": text, "ended": ended})
         writer.top_p = 1.0
         writer.forget()
-        return judged(
+        return select_questions(
             sorted(texts, key=lambda t: t["number"]), count, tokenizer, excluded=excluded
         )[0]
 
@@ -324,7 +324,7 @@ def read_fast(target: Target) -> None:
     """Lets batches be read by `Layers`, which takes a third of the operations; it gives the same but for rounding."""
     layers = Layers(target.decoder.model, SLOTS)
 
-    def read(of: Target, ids: torch.Tensor, needs: Needs) -> Features:
+    def read(of: Target, ids: torch.Tensor, needs: HiddenStateSpec) -> Features:
         entries = {layer: of.decoder.hidden_index(layer) for layer in (*needs.hidden, LAST)}
         with torch.autocast(ids.device.type, enabled=False):
             found = layers.read(ids, list(entries.values()))
@@ -365,12 +365,12 @@ def train(
     learnt, held = read(data, share)
     torch.manual_seed(0)
     drafter: Any = build("drafter", spec).fresh(target)
-    drafter.study(
+    drafter.fit_vocabulary(
         np.bincount(
             np.concatenate([s.tokens[s.learn] for s in learnt]), minlength=target.decoder.vocab
         )
     )
-    drafter.settle([s.tokens for s in learnt[:64]])
+    drafter.resolve_auto([s.tokens for s in learnt[:64]])
     if target.decoder.device.type == "cuda":
         read_fast(target)
     plan = trainer.Plan(

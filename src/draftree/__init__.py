@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from draftree import aliases
 from draftree.aliases import MODULE
 from draftree.errors import UnknownAttribute
-from draftree.utils.gc_pause import seldom
+from draftree.utils.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from draftree.batch import Generation
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from draftree.text.completion import Completion, Token
     from draftree.text.conversation import Conversation
     from draftree.text.options import Options
-    from draftree.tree import Candidates, Tree, Verdict
+    from draftree.tree import AcceptResult, Candidates, Tree
     from draftree.weights import demo_folder
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AcceptResult",
     "Candidates",
     "Completion",
     "Conversation",
@@ -49,7 +50,6 @@ __all__ = [
     "Tree",
     "Update",
     "UserError",
-    "Verdict",
     "demo_folder",
     "load",
     "speculate",
@@ -69,7 +69,7 @@ _MODULES = {
     "text.completion": ("Completion", "Token"),
     "text.conversation": ("Conversation",),
     "text.options": ("Options",),
-    "tree": ("Candidates", "Tree", "Verdict"),
+    "tree": ("Candidates", "Tree", "AcceptResult"),
     "weights": ("demo_folder",),
 }
 
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
     """
     for module, names in _MODULES.items():
         if name in names:
-            with seldom():
+            with gc_paused():
                 return getattr(import_module(f"draftree.{module}"), name)
     if (ours := aliases.SAME[MODULE].get(name)) is not None:
         return getattr(import_module("draftree.integrations.other_tools"), ours)

@@ -22,18 +22,18 @@ from draftree.sampling import devices
 from draftree.sampling.captured_sampling import LIKELIEST, Recorded
 from draftree.sampling.distributions import Distributions, guided
 from draftree.sampling.draft_sampling import Drawing
-from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.keyed_noise import Keyed, RandomSource
 from draftree.sampling.params import Sampling
 from draftree.sampling.warpers import WARPERS
 from draftree.target.target import Probes, Target, Verified
-from draftree.tree import MAX_NODES, Draw, Ints, Room, Tree, Verdict
+from draftree.tree import MAX_NODES, AcceptResult, Draw, Ints, Tree, TreeBudget
 from draftree.utils.profiler import in_phase
 
 IDLE = Request([0])
 """The request that is stored for a free slot."""
 
 
-class Rows:
+class SequenceBatch:
     """The slots of a batch, each with the request that is generated in it.
 
     Requests come and go between two steps.
@@ -62,7 +62,7 @@ class Rows:
     def __init__(
         self,
         cache: SlotCache,
-        source: Callable[["Rows"], Chance] | None = None,
+        source: Callable[["SequenceBatch"], RandomSource] | None = None,
         calls: int = 0,
         stats: Stats | None = None,
     ) -> None:
@@ -168,12 +168,14 @@ class Rows:
         """Return the number of calls of `admit`, including those of earlier batches."""
         return self._admitted
 
-    def selected(self, rows: Ints) -> "Rows":
+    def selected(self, rows: Ints) -> "SequenceBatch":
         """Return a batch with the same sequences in other slots, and with a copy of the cache.
 
         `rows` [R'] gives the old slot of each new slot, −1 for a slot that is to be free.
         """
-        new = Rows(self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats)
+        new = SequenceBatch(
+            self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats
+        )
         moves = list(enumerate(rows.tolist()))
         for row, old in moves:
             for name in ("requests", "written", "committed", "last", "_calls") if old >= 0 else ():
@@ -210,7 +212,7 @@ class Rows:
         )
 
     @property
-    def chance(self) -> Chance:
+    def chance(self) -> RandomSource:
         """Return the randomness from which the acceptor draws."""
         return self.noise if self._source is None else self._source(self)
 
@@ -235,7 +237,11 @@ class Rows:
             vocab: V, the size of the vocabulary.
         """
         mine = [self.requests[row] for row in self.live.tolist()]
-        if not self.cache.ladder.few or self.steered or any(request.processors for request in mine):
+        if (
+            not self.cache.ladder.few
+            or self.is_constrained
+            or any(request.processors for request in mine)
+        ):
             return None
         if all_greedy(mine):
             return LIKELIEST
@@ -250,7 +256,7 @@ class Rows:
         return Recorded(setting, kind is Draw.COUPLED, vocab)
 
     @property
-    def steered(self) -> bool:
+    def is_constrained(self) -> bool:
         """Return whether guides or forced tokens restrict the next token of a running sequence."""
         mine = [self.requests[row] for row in self.live.tolist()]
         return any(r.guides or r.forced for r in mine)
@@ -352,7 +358,7 @@ class Rows:
             tree.row[nodes], tree.depth[nodes], vocab, logits.device
         )
 
-    def room(self, target: Target) -> Room:
+    def room(self, target: Target) -> TreeBudget:
         """Return the largest tree of each sequence.
 
         Its depth leaves at least one of the remaining new tokens for the bonus token.
@@ -363,7 +369,7 @@ class Rows:
         ]
         if self.growth is not None:
             depth = [min(each, self.growth) for each in depth]
-        return Room(np.array(depth, np.int64), MAX_NODES)
+        return TreeBudget(np.array(depth, np.int64), MAX_NODES)
 
     @in_phase("text")
     def emit(
@@ -371,7 +377,7 @@ class Rows:
         target: Target,
         tree: Tree,
         p: Distributions,
-        verdict: Verdict,
+        verdict: AcceptResult,
         probes: Probes | None = None,
         step: bool = True,
     ) -> list[Emitted]:
@@ -409,7 +415,7 @@ class Rows:
                 len(self.committed[row]) + len(kept) >= target.decoder.context
             )  # no position is left for the root
             count, ending = self._cut(row, tokens, full)
-            p.vouch(kept[:count])
+            p.raise_if_invalid(kept[:count])
             origins = self._origins(tree, kept[:-1])
             origins.append("bonus" if step else "prefill")
             told = (
@@ -509,12 +515,12 @@ class Writer(Protocol):
 
     def begin(
         self, requests: Sequence[Request], sampling: Sampling | None = ..., reuse: bool = ...
-    ) -> tuple[Rows, Iterator[list[Emitted]]]:
+    ) -> tuple[SequenceBatch, Iterator[list[Emitted]]]:
         """Return the batch and an iterator over its steps; see `Engine.begin`."""
         ...
 
     def timed(
-        self, steps: Iterator[list[Emitted]], rows: Rows
+        self, steps: Iterator[list[Emitted]], rows: SequenceBatch
     ) -> Generator[list[Emitted], None, None]:
         """Yield the steps of a batch and count their seconds."""
         ...

@@ -21,9 +21,9 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.aliases import DEVICE, ENGINE, LOADING, accepted
-from draftree.aliases.conversions import rewritten_loading
+from draftree.aliases.conversions import rewrite_load_arguments
 from draftree.aliases.flag_hints import THREAD_WORDS
-from draftree.batch import Generation, Rows
+from draftree.batch import Generation, SequenceBatch
 from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import UNIT, Costs, CostSource, CostTable
 from draftree.costs.online import OnlineCosts
@@ -36,7 +36,7 @@ from draftree.drafting.states import carried
 from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, shown
 from draftree.formats.known_checkpoints import best_for, published_for
 from draftree.hf.generate import Hook, check_types, generate, is_text, taken_text, takes_hook_calls
-from draftree.loop import Parts, State, decode
+from draftree.loop import Components, State, decode
 from draftree.metrics import Stats
 from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import Loading
@@ -45,21 +45,21 @@ from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
 from draftree.request import Emitted, Request, all_greedy, check, under
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 from draftree.sampling.params import GREEDY, Sampling
 from draftree.scheduling.handle import Handle, Update
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.scheduler import Scheduler
 from draftree.target.names import ALLOWED, DEMO, SMOLLM2, known, known_as, without_weights
-from draftree.target.target import Needs, Target, name_of, usable, warn_of_training
+from draftree.target.target import HiddenStateSpec, Target, name_of, usable, warn_of_training
 from draftree.text import completion
 from draftree.text.calls import ECHO, STOP, after_history, asks_for, of_template, takes_prompt
 from draftree.text.completion import Completion, Reading, Token, Writing, whole_text
 from draftree.text.conversation import Conversation, started
 from draftree.text.options import Options
-from draftree.text.stop_strings import Stops
+from draftree.text.stop_strings import StopStrings
 from draftree.tree import Draw, Ints
-from draftree.utils.files import understood
+from draftree.utils.files import as_user_error
 from draftree.utils.profiler import recorded
 from draftree.utils.progress import announced
 from draftree.utils.validated_dataclass import translated, whole
@@ -447,8 +447,8 @@ class Engine(Hinting, metaclass=_Loads):
         requests: Sequence[Request],
         sampling: Sampling | None = None,
         reuse: bool = True,
-        source: Callable[[Rows], Chance] | None = None,
-    ) -> tuple[Rows, Iterator[list[Emitted]]]:
+        source: Callable[[SequenceBatch], RandomSource] | None = None,
+    ) -> tuple[SequenceBatch, Iterator[list[Emitted]]]:
         """Return the batch of sequences, and an iterator that runs one step at a time.
 
         Each item of the iterator is the list of tokens that one step wrote. `write` runs the
@@ -479,14 +479,14 @@ class Engine(Hinting, metaclass=_Loads):
             if rest(self.target) or not reuse:
                 held = None  # frees its memory for the new caches
             cache, state = self._beginning(requests, held)
-            rows = Rows(cache, source, self.calls, self._stats(acceptor, requests))
-            parts = Parts(self.target, self.drafter, self.policy, acceptor, self.step_costs)
+            rows = SequenceBatch(cache, source, self.calls, self._stats(acceptor, requests))
+            parts = Components(self.target, self.drafter, self.policy, acceptor, self.step_costs)
             # A drafter that carries no state has seen no other call.
             self.calls += self.drafter.remembers
         return rows, self._steps(parts, rows, requests, state)
 
     def _steps(
-        self, parts: Parts, rows: Rows, requests: Sequence[Request], drafter: Any
+        self, parts: Components, rows: SequenceBatch, requests: Sequence[Request], drafter: Any
     ) -> Iterator[list[Emitted]]:
         lesson = (
             self.policy,
@@ -514,7 +514,7 @@ class Engine(Hinting, metaclass=_Loads):
         prompt: Prompt | Request,
         *,
         number: int = 0,
-        stops: Stops | None = None,
+        stops: StopStrings | None = None,
         **options: Any,
     ) -> Handle:
         """Queue a prompt or a request for the running batch, and return at once.
@@ -543,7 +543,7 @@ class Engine(Hinting, metaclass=_Loads):
                 raise UserError(
                     f"{given[0]} is given with a Request, allowed are options with a prompt: a Request has its own"
                 )
-            request, stops = prompt, stops or Stops()
+            request, stops = prompt, stops or StopStrings()
         else:
             if stops is not None:
                 raise UserError(
@@ -604,11 +604,11 @@ class Engine(Hinting, metaclass=_Loads):
                 self._scheduler = Scheduler(self, self._lock)
             return self._scheduler
 
-    def scheduled_parts(self) -> tuple[Parts, State]:
+    def scheduled_parts(self) -> tuple[Components, State]:
         """Return the parts that run submitted requests, and their learnt state."""
         rest(self.target)
         acceptor = self.acceptor or Match()
-        parts = Parts(self.target, self.drafter, self.policy, acceptor, self.step_costs)
+        parts = Components(self.target, self.drafter, self.policy, acceptor, self.step_costs)
         return parts, State(self.carried, self.learned.get(self._mixed_lesson(acceptor)))
 
     def remember(self, state: State) -> None:
@@ -640,7 +640,7 @@ class Engine(Hinting, metaclass=_Loads):
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
     def timed(
-        self, steps: Iterator[list[Emitted]], rows: Rows
+        self, steps: Iterator[list[Emitted]], rows: SequenceBatch
     ) -> Generator[list[Emitted], None, None]:
         """Yield the steps of a begun batch and count their seconds; see the function `timed`.
 
@@ -768,7 +768,7 @@ def plain(
     rest(target)
     requests, rows = (
         under(requests, sampling),
-        Rows(cache_of(target, requests) if cache is None else cache),
+        SequenceBatch(cache_of(target, requests) if cache is None else cache),
     )
     run(loop.plain(target, usual(all_greedy(requests)), rows, requests), rows, on_tokens, lock)
     return Generation(rows.written, rows.stats)
@@ -806,7 +806,7 @@ def plain_stream(
     group = max(rows // 8, 1)
     stats = Stats()
     rest(target)
-    table, acceptor = Rows(target.new_cache(rows, 64), stats=stats), usual(False)
+    table, acceptor = SequenceBatch(target.new_cache(rows, 64), stats=stats), usual(False)
 
     def ended(events: list[Emitted]) -> list[tuple[Request, list[int]]]:
         return [(table.requests[e.row], table.leave(e.row)) for e in events if e.ending is not None]
@@ -816,7 +816,7 @@ def plain_stream(
             taken := [r for r in islice(iter(waiting, None), group) if r]
         ):
             check(taken, target)
-            yield from ended(loop.prefill(target, acceptor, Needs(), table, taken)[1])
+            yield from ended(loop.prefill(target, acceptor, HiddenStateSpec(), table, taken)[1])
         if not table.live.size:
             return
         yield from ended(loop.plain_step(target, acceptor, table))
@@ -834,7 +834,7 @@ def rest(target: Target) -> bool:
     return training
 
 
-def held_of(rows: Rows, state: State) -> Held | None:
+def held_of(rows: SequenceBatch, state: State) -> Held | None:
     """Return the prefix cache for the next call, or None if the drafter has not read all of it."""
     return None if rows.undrafted else Held(rows.committed, rows.cache, state.drafter)
 
@@ -871,7 +871,7 @@ def common(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> int:
 
 def run(
     steps: Iterator[list[Emitted]],
-    rows: Rows,
+    rows: SequenceBatch,
     on_tokens: Callable[[list[Emitted]], None] | None = None,
     lock: AbstractContextManager[Any] = nullcontext(),
 ) -> None:
@@ -882,7 +882,7 @@ def run(
 
 
 def timed(
-    steps: Iterator[list[Emitted]], rows: Rows, lock: AbstractContextManager[Any]
+    steps: Iterator[list[Emitted]], rows: SequenceBatch, lock: AbstractContextManager[Any]
 ) -> Generator[list[Emitted], None, None]:
     """Yield the steps of a loop, each run under a lock, and add up their seconds.
 
@@ -947,7 +947,7 @@ def load(
     if isinstance(drafter, PreTrainedTokenizerBase) and tokenizer is None:
         tokenizer, drafter = drafter, None
     check_types(costs, tokenizer)
-    how = translated(LOADING, rewritten_loading(with_threads(how)), LOADED)
+    how = translated(LOADING, rewrite_load_arguments(with_threads(how)), LOADED)
     target = given_once("target", target, how, DEMO)
     drafter, policy, acceptor = given_parts(how, drafter, policy, acceptor)
     dtype, device = how.pop("dtype", dtype), device_named(how.pop("device", device))
@@ -1087,7 +1087,7 @@ def target_of(
     if isinstance(given, str | Path):
         with (
             announced(f"loading target '{given}'", own_bar=True),
-            understood(f"cannot load target {shown(str(given))}"),
+            as_user_error(f"cannot load target {shown(str(given))}"),
         ):
             target = Target.load(known_as(str(given)), dtype, device, **how)
     elif isinstance(given, Target | PreTrainedModel):
@@ -1241,7 +1241,7 @@ def speculate(
     Loading(exactness=exactness)
     parts = parts_of(
         *given_parts(
-            translated(LOADING, rewritten_loading(prepared), PARTS), drafter, policy, acceptor
+            translated(LOADING, rewrite_load_arguments(prepared), PARTS), drafter, policy, acceptor
         )
     )
     return Hook(

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import CostSource
 from draftree.drafters.base import Drafter
 from draftree.drafting.states import released, selected, started
@@ -23,13 +23,13 @@ from draftree.drafting.step import Drafting
 from draftree.models.forward_batch import Chunk
 from draftree.policies.base import Policy
 from draftree.request import Emitted, Request
-from draftree.target.target import Needs, Read, Taps, Target, Verified
+from draftree.target.target import HiddenStates, HiddenStateSpec, Read, Target, Verified
 from draftree.tree import Ints, Tree
 from draftree.utils.profiler import phase
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """A target with the drafter, policy and acceptor that speed it up.
 
     Attributes:
@@ -60,7 +60,7 @@ class State:
 
 
 def decode(
-    parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()
+    parts: Components, rows: SequenceBatch, requests: Sequence[Request], state: State = State()
 ) -> Iterator[tuple[list[Emitted], State]]:
     """Generate the target's own output, several tokens per pass.
 
@@ -74,7 +74,7 @@ def decode(
 
 
 def admit(
-    parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()
+    parts: Components, rows: SequenceBatch, requests: Sequence[Request], state: State = State()
 ) -> tuple[list[Emitted], State]:
     """Read the prompts of requests into free slots and choose the first token of each.
 
@@ -93,7 +93,9 @@ def admit(
     return events, start(parts, rows, begun, taps, state)
 
 
-def start(parts: Parts, rows: Rows, begun: Ints, taps: Taps, state: State) -> State:
+def start(
+    parts: Components, rows: SequenceBatch, begun: Ints, taps: HiddenStates, state: State
+) -> State:
     """Let the drafter read the prompts of sequences that begin, and return the next state.
 
     `taps` are the target's hidden states of all prompt tokens that the drafter has not read.
@@ -102,14 +104,14 @@ def start(parts: Parts, rows: Rows, begun: Ints, taps: Taps, state: State) -> St
     return State(drafter, parts.policy.start() if state.policy is None else state.policy)
 
 
-def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
+def step(parts: Components, rows: SequenceBatch, state: State) -> tuple[list[Emitted], State]:
     """Draft, verify and commit a tree for every running sequence; at least one must run."""
     events, state, _ = step_and_read(parts, rows, state, ())
     return events, state
 
 
 def step_and_read(
-    parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk]
+    parts: Components, rows: SequenceBatch, state: State, chunks: Sequence[Chunk]
 ) -> tuple[list[Emitted], State, Read | None]:
     """Run `step`, and read chunks of seated prompts in the same target pass."""
     target = parts.target
@@ -125,7 +127,7 @@ def step_and_read(
     draft = Drafting(
         drafter, state.drafter, rows, target.decoder.vocab, drawing, target.decoder.capture
     )
-    roots = Tree.planted(rows.live, rows.last[rows.live])
+    roots = Tree.from_roots(rows.live, rows.last[rows.live])
     with phase("grow"):
         grown = draft.grow(policy, roots, prices, rows.room(target), state.policy)
     drafted = time.perf_counter()
@@ -152,7 +154,7 @@ def step_and_read(
     return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory), verified.read
 
 
-def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
+def read(parts: Components, rows: SequenceBatch, chunks: Sequence[Chunk]) -> Read:
     """Read chunks of the prompts of seated slots in a step that generates no sequence."""
     found = parts.target.read(rows.cache, parts.drafter.needs, chunks)
     for chunk in chunks:
@@ -161,7 +163,12 @@ def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
 
 
 def begin(
-    parts: Parts, rows: Rows, begun: Ints, logits: Tensor, taps: Taps, state: State
+    parts: Components,
+    rows: SequenceBatch,
+    begun: Ints,
+    logits: Tensor,
+    taps: HiddenStates,
+    state: State,
 ) -> tuple[list[Emitted], State]:
     """Choose the first token after prompts that the target has read, and let the drafter read them.
 
@@ -178,13 +185,15 @@ def begin(
     return events, start(parts, rows, begun, taps, state)
 
 
-def release(parts: Parts, rows: Rows, row: int, state: State) -> State:
+def release(parts: Components, rows: SequenceBatch, row: int, state: State) -> State:
     """Free a slot, even if its text has not ended; `admit` may give it to another request."""
     rows.leave(row)
     return State(released(parts.drafter, rows, state.drafter, row), state.policy)
 
 
-def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, State] | None:
+def select(
+    parts: Components, rows: SequenceBatch, chosen: Ints, state: State
+) -> tuple[SequenceBatch, State] | None:
     """Return a batch of another size with the same sequences.
 
     Args:
@@ -202,24 +211,24 @@ def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, 
 
 
 def plain(
-    target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Request]
+    target: Target, acceptor: Acceptor, rows: SequenceBatch, requests: Sequence[Request]
 ) -> Iterator[list[Emitted]]:
     """Yield the tokens of plain decoding, one per pass, as the baseline.
 
     It uses the same target, cache and choice of tokens as speculative decoding.
     """
-    _, events, _ = prefill(target, acceptor, Needs(), rows, requests)
+    _, events, _ = prefill(target, acceptor, HiddenStateSpec(), rows, requests)
     yield events
     while rows.live.size:
         yield plain_step(target, acceptor, rows)
 
 
-def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
+def plain_step(target: Target, acceptor: Acceptor, rows: SequenceBatch) -> list[Emitted]:
     """Generate one token without drafts for every running sequence; at least one must run."""
     start = time.perf_counter()
     target.read_anew(rows.cache, rows.committed, rows.live)
-    tree = Tree.planted(rows.live, rows.last[rows.live])
-    verified = target.verify(rows.cache, tree, Needs())
+    tree = Tree.from_roots(rows.live, rows.last[rows.live])
+    verified = target.verify(rows.cache, tree, HiddenStateSpec())
     p = rows.distributions(tree, verified, acceptor.keeps_text)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
@@ -230,8 +239,12 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
 
 
 def prefill(
-    target: Target, acceptor: Acceptor, needs: Needs, rows: Rows, requests: Sequence[Request]
-) -> tuple[Ints, list[Emitted], Taps]:
+    target: Target,
+    acceptor: Acceptor,
+    needs: HiddenStateSpec,
+    rows: SequenceBatch,
+    requests: Sequence[Request],
+) -> tuple[Ints, list[Emitted], HiddenStates]:
     """Read prompts and choose the token after each; return slots, tokens and hidden states.
 
     The last token of each prompt is treated as a draft tree that consists of its root.
@@ -244,9 +257,9 @@ def prefill(
 
 
 def _first_tokens(
-    target: Target, acceptor: Acceptor, rows: Rows, begun: Ints, verified: Verified
+    target: Target, acceptor: Acceptor, rows: SequenceBatch, begun: Ints, verified: Verified
 ) -> list[Emitted]:
     """Choose the token after each prompt from the logits [B, V] in `verified`."""
-    roots = Tree.planted(begun, rows.last[begun].copy())
+    roots = Tree.from_roots(begun, rows.last[begun].copy())
     p = rows.distributions(roots, verified, acceptor.keeps_text)
     return rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False)

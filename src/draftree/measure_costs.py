@@ -14,7 +14,7 @@ from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import append
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.hardware import interleaved
 from draftree.utils.progress import Tell, announced, silent
 
@@ -151,7 +151,7 @@ class _Setting:
     drafter: Drafter[Any]
     context: int
     cache: SlotCache
-    planted: Tree
+    from_roots: Tree
     begun: Any
     state: Any
 
@@ -165,10 +165,10 @@ class _Setting:
         one = np.ones(rows, np.int64)
         cache = target.new_cache(rows, context + widest + 1)
         taps = target.prefill(cache, prompts, drafter.needs).taps
-        planted = Tree.planted(every, one)
-        begun = drafter.caught_up(drafter.start(prompts, one, taps))
-        _, state = drafter.expand(begun, planted, every, CANDIDATES, Drawing())
-        return cls(target, drafter, context, cache, planted, begun, state)
+        from_roots = Tree.from_roots(every, one)
+        begun = drafter.flush(drafter.start(prompts, one, taps))
+        _, state = drafter.expand(begun, from_roots, every, CANDIDATES, Drawing())
+        return cls(target, drafter, context, cache, from_roots, begun, state)
 
     def target_pass(self, n: int) -> Callable[[], Any]:
         """Return a function that runs a target pass over n tokens of each sequence."""
@@ -181,7 +181,7 @@ class _Setting:
         candidates of these nodes, the function runs that pass.
         """
         tree = self._star(f + 1)
-        rows = self.planted.roots
+        rows = self.from_roots.roots
         state = self.state
         frontier = np.arange(rows, rows * (f + 1))
         if not self.drafter.passes(state, tree, frontier):
@@ -195,7 +195,7 @@ class _Setting:
 
     def find(self) -> Callable[[], Any]:
         """Return a function that looks for retrieval hits after one node of each sequence."""
-        tree, rows = self._star(2), self.planted.roots
+        tree, rows = self._star(2), self.from_roots.roots
         return partial(
             self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing()
         )
@@ -206,8 +206,8 @@ class _Setting:
         Each comes with a function that undoes it. The chain includes the root. The target commits
         the chain before.
         """
-        rows = self.planted.roots
-        tree = self.planted
+        rows = self.from_roots.roots
+        tree = self.from_roots
         state = self.state
         for _ in range(COMMITTED - 1):
             tree = self._below(tree, len(tree) - rows + np.arange(rows))
@@ -215,21 +215,21 @@ class _Setting:
                 state, tree, len(tree) - rows + np.arange(rows), CANDIDATES, Drawing()
             )
         paths = tuple(np.arange(row + rows, len(tree), rows) for row in range(rows))
-        verdict, before = Verdict(paths, np.ones(rows, np.int64)), np.full(rows, self.context)
+        verdict, before = AcceptResult(paths, np.ones(rows, np.int64)), np.full(rows, self.context)
         taps = self.target.verify(self.cache, tree, self.drafter.needs).taps
         taps = taps.take(np.concatenate([verdict.kept(row) for row in range(rows)]))
         self.target.commit(self.cache, tree, verdict)
         undo = partial(self.drafter.truncate, state, before)
         commit = partial(self.drafter.commit, state, tree, verdict, taps)
         committed, _ = commit(), undo()
-        return (commit, undo), (partial(self.drafter.caught_up, committed), undo)
+        return (commit, undo), (partial(self.drafter.flush, committed), undo)
 
     def _star(self, nodes: int) -> Tree:
         """Return a tree in which every root has nodes − 1 children.
 
         The nodes are ordered by child, then by sequence.
         """
-        return self._below(self.planted, np.tile(np.arange(self.planted.roots), nodes - 1))
+        return self._below(self.from_roots, np.tile(np.arange(self.from_roots.roots), nodes - 1))
 
     def _below(self, tree: Tree, parents: Ints) -> Tree:
         """Return the tree with one more node appended below each of the given parents."""

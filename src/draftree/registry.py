@@ -47,7 +47,7 @@ from draftree.request import Request
 from draftree.sampling.logits_processors import named
 from draftree.target.hub import check_path, downloaded, is_hub_id
 from draftree.target.names import known
-from draftree.utils.files import Entries, understood
+from draftree.utils.files import Entries, as_user_error
 from draftree.utils.validated_dataclass import parsed
 
 
@@ -177,7 +177,7 @@ def _plugged(kind: str, name: str, base: type) -> type:
         )
     entry = plugins(kind)[name][0]
     where = f"{kind} '{name}' of package '{brought[0]}' cannot be used: entry point {entry.value}"
-    with understood(where):
+    with as_user_error(where):
         cls: type = entry.load()
     fits = (
         inspect.isclass(cls)
@@ -218,7 +218,7 @@ def build(kind: str, spec: str) -> Any:
     name, _, rest = spec.partition(":")
     name = accepted(kind, name, names(kind))
     if kind == "drafter" and name not in names(kind) and not rest:
-        with understood(f"unknown drafter '{spec}'"):
+        with as_user_error(f"unknown drafter '{spec}'"):
             check_path(spec)
     cls = part(kind, name)
     values = parsed(filter(None, rest.split(",")), cls, f"{kind} '{name}'")
@@ -307,7 +307,7 @@ def method_of(folder: Path) -> str:
     keys = tensor_names(
         folder, sorted({file for method in trained.values() for file in method.files})
     )
-    with understood(f"'{folder}' is not a drafter's folder"):
+    with as_user_error(f"'{folder}' is not a drafter's folder"):
         found = [n for n, method in trained.items() if method.recognises(stored.config, keys)]
     if len(found) != 1:
         raise UserError(

@@ -59,7 +59,7 @@ def absent(log_q: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drafted:
+class DraftVocab:
     """The tokens that a drafter with a reduced vocabulary can propose.
 
     Attributes:
@@ -141,7 +141,7 @@ class Candidates:
     finite: bool = True
     unconditioned: Tensor | None = None
     confidence: Floats | None = None
-    drafted: Drafted | None = None
+    drafted: DraftVocab | None = None
     log_sums: NDArray[np.float32] | None = None
 
     @cached_property
@@ -234,7 +234,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Below:
+class SubtreeCandidates:
     """The candidates of all layers below certain nodes of a tree, found without a model pass.
 
     Attributes:
@@ -297,7 +297,7 @@ class Tree:
     notes: Any = None
 
     @classmethod
-    def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
+    def from_roots(cls, rows: Ints, tokens: Ints) -> "Tree":
         """Return trees of roots only; root i is token `tokens[i]` of sequence `rows[i]`."""
         n = len(rows)
         minus = np.full(n, -1)
@@ -419,7 +419,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AcceptResult:
     """The accept result: the accepted path below each root, and the bonus token after it.
 
     Attributes:
@@ -447,7 +447,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Room:
+class TreeBudget:
     """The largest size of a step's trees.
 
     Attributes:
@@ -467,7 +467,7 @@ class Room:
         return shallow(nodes, tree.depth, tree.row, self.depth, float(deepest))
 
 
-def of_rows(tree: Tree, verdict: Verdict, rows: list[int]) -> tuple[Tree, Verdict]:
+def of_rows(tree: Tree, verdict: AcceptResult, rows: list[int]) -> tuple[Tree, AcceptResult]:
     """Return the part of a verified tree and its accept result that belongs to some sequences.
 
     `rows` are the slots of these sequences.

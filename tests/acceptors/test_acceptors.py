@@ -21,7 +21,7 @@ from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.traversal import Traversal
 from draftree.acceptors.typical import Typical
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.pld import PLD
@@ -29,7 +29,7 @@ from draftree.drafters.retrieval.text_drafter import cut, extended
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.loop import Parts, decode
+from draftree.loop import Components, decode
 from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
@@ -39,12 +39,12 @@ from draftree.registry import check_exact
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing, drawn
-from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.keyed_noise import Keyed, RandomSource
 from draftree.sampling.params import Sampling
-from draftree.target.target import Taps
+from draftree.target.target import HiddenStates
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
 from draftree.testing.fakes import Always, tiny_target
-from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree
 from selection import one_in
 
 # The walk on hand-made trees.
@@ -52,7 +52,7 @@ from selection import one_in
 
 def bush() -> Tree:
     """Two rows: 0 → (5 → 7, 6 → 8), and 1 → (5)."""
-    tree = Tree.planted(np.array([0, 3]), np.array([1, 2]))
+    tree = Tree.from_roots(np.array([0, 3]), np.array([1, 2]))
     layer = Candidates(np.array([[5, 6], [5, 0]]), np.array([[-0.1, -0.2], [-0.3, -np.inf]]))
     tree = append(tree, np.array([0, 1]), layer)
     return append(
@@ -83,7 +83,7 @@ def test_walk_asks_only_where_it_goes() -> None:
 
 
 def test_walk_takes_the_first_of_equal_siblings() -> None:
-    tree = Tree.planted(np.array([0]), np.array([1]))
+    tree = Tree.from_roots(np.array([0]), np.array([1]))
     twice = Candidates(np.array([[5, 5]]), np.array([[-0.1, -0.1]]))
     assert walk(append(tree, np.array([0]), twice), says({0: 5})).paths[0].tolist() == [1]
 
@@ -97,7 +97,7 @@ def test_greedy_takes_the_lower_of_equal_tokens() -> None:
 
 
 def test_match_draws_once_a_node_at_its_own_place() -> None:
-    class Recording(Chance):
+    class Recording(RandomSource):
         places: ClassVar[list[tuple[int, int]]] = []
 
         def categorical(self, p: Tensor, row: int, depth: int) -> int:
@@ -117,10 +117,10 @@ def test_match_draws_once_a_node_at_its_own_place() -> None:
 def test_match_with_keyed_noise_is_the_same_for_every_tree() -> None:
     p = Distributions(torch.zeros(7, 10))
     keyed = Keyed(3, np.array([0, 1, 2, 3]), np.array([4, 0, 0, 9]))
-    bare = Match().accept(Tree.planted(np.array([0, 3]), np.array([1, 2])), p, keyed)
+    bare = Match().accept(Tree.from_roots(np.array([0, 3]), np.array([1, 2])), p, keyed)
     token = int(bare.bonus[0])
     tree = append(
-        Tree.planted(np.array([0, 3]), np.array([1, 2])),
+        Tree.from_roots(np.array([0, 3]), np.array([1, 2])),
         np.array([0]),
         Candidates(np.array([[(token + 1) % 10, token]]), np.array([[-0.1, -3.0]])),
     )
@@ -136,7 +136,7 @@ P = torch.tensor([0.25, 0.25, 0.1, 0.4], dtype=torch.float64)
 
 def drawn_tree(first: list[int], second: list[int], draw: Draw = Draw.WITH_REPLACEMENT) -> Tree:
     """Row 7 without drafts and row 3 with drafts of Q[0], the first of which has drafts of Q[1]."""
-    tree = Tree.planted(np.array([7, 3]), np.array([0, 0]))
+    tree = Tree.from_roots(np.array([7, 3]), np.array([0, 0]))
     for parent, tokens, q in ((1, first, Q[:1]), (2, second, Q[1:])):
         if tokens:
             log_q = q.log().numpy()[:, tokens]
@@ -204,7 +204,7 @@ def test_multiround_without_replacement_normalises_q_and_with_it_does_not() -> N
     ):
         found = Candidates(np.array([[0, 1]]), q.log().numpy()[:, :2], q.log(), kind)
         tree, chance = (
-            append(Tree.planted(np.array([0]), np.array([0])), np.array([0]), found),
+            append(Tree.from_roots(np.array([0]), np.array([0])), np.array([0]), found),
             Answers(),
         )
         rule.accept(tree, Distributions(p), chance)
@@ -226,7 +226,7 @@ def test_accepting_leaves_the_tree_as_it_was() -> None:
 
 
 def test_rejection_takes_point_candidates_as_certain() -> None:
-    tree = Tree.planted(np.array([0]), np.array([0]))
+    tree = Tree.from_roots(np.array([0]), np.array([0]))
     tree = append(tree, np.array([0]), Candidates(np.array([[1, 3]]), np.log([[0.6, 0.2]])))
     for rule, asked, left in (
         (Rejection(), [(0.25, 0, 0, 0)], [0.25, 0, 0.1, 0.4]),
@@ -271,8 +271,8 @@ def accepted(acceptor: Acceptor, policy: Policy, p: Tensor, q: Tensor) -> dict[i
     target, costs = table_target(table, 16), Costs({1: 1.0}, {1: 1.0})
 
     def run(chance: Branching) -> int:
-        texts = Rows(target.new_cache(1, 16), lambda _: chance)
-        parts = Parts(target, TableDrafter(q, chance), policy, acceptor, costs)
+        texts = SequenceBatch(target.new_cache(1, 16), lambda _: chance)
+        parts = Components(target, TableDrafter(q, chance), policy, acceptor, costs)
         steps = decode(parts, texts, [Request([0], 4, sampling=Sampling(1.0))])
         next(steps)
         (event,), _ = next(steps)
@@ -350,7 +350,7 @@ def test_coupled_drafts_are_accepted_as_often_as_the_coupling_promises(seed: int
         keyed = Keyed(seed, rows, zero)
         drawing = Drawing(Draw.COUPLED, [Sampling(1.0)] * n, keyed)
         tree = append(
-            Tree.planted(rows, zero),
+            Tree.from_roots(rows, zero),
             rows,
             drawn(drafted.log().expand(n, -1), 1, drawing, rows, zero),
         )
@@ -366,7 +366,7 @@ def test_coupled_drafts_are_accepted_as_often_as_the_coupling_promises(seed: int
 def typical_tree() -> Tree:
     """0 → (1 → 3, 2 → 0), tokens by number."""
     bare, two = (
-        Tree.planted(np.array([0]), np.array([0])),
+        Tree.from_roots(np.array([0]), np.array([0])),
         Candidates(np.array([[1, 2]]), np.log([[0.5, 0.5]])),
     )
     tree = append(bare, np.array([0]), two)
@@ -425,7 +425,7 @@ class Picky(Acceptor):
     def draw(self) -> Draw:
         return self.kind
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         raise NotImplementedError
 
 
@@ -553,7 +553,7 @@ class Remembering(Drafter[Memory]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Memory | None = None,
         rows: Ints | None = None,
     ) -> Memory:
@@ -567,7 +567,9 @@ class Remembering(Drafter[Memory]):
         tokens = np.array([state.last[place] if place < len(state.last) else 0 for place in places])
         return Candidates(tokens[:, None], np.where(known, 0.0, -np.inf)[:, None]), state
 
-    def commit(self, state: Memory, tree: Tree, verdict: Verdict, taps: Taps) -> Memory:
+    def commit(
+        self, state: Memory, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Memory:
         return replace(state, texts=extended(state.texts, tree, verdict))
 
     def truncate(self, state: Memory, lengths: Ints, rows: Ints | None = None) -> Memory:

@@ -26,7 +26,7 @@ from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.costs.curves import Costs
-from draftree.doctor.chi_square import ChiSquare, detectable
+from draftree.doctor.chi_square import ChiSquare, detectable_distance
 from draftree.drafters.edd import EDD
 from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain
@@ -36,7 +36,7 @@ from draftree.sampling.draft_sampling import Drawing, drawn
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
-from draftree.tree import Candidates, Draw, Ints, Room, Tree
+from draftree.tree import Candidates, Draw, Ints, Tree, TreeBudget
 from frequencies import goodness
 from mistakes import Asking, RawBonus, Rounds, TwoDraws
 
@@ -119,7 +119,7 @@ def known() -> Known:
     cache = target.new_cache(1, 512)
     verified = target.prefill(cache, [prompt], drafter.needs)
     state = drafter.start([prompt], root, verified.taps)
-    tree = Tree.planted(np.zeros(1, np.int64), root)
+    tree = Tree.from_roots(np.zeros(1, np.int64), root)
     frontier = np.zeros(1, np.int64)
     q = []
     for _ in range(DEPTH):
@@ -175,7 +175,7 @@ def step(
         )
 
     tree = policy.draft(
-        expand, Tree.planted(rows, zero), COSTS, Room(np.full(len(rows), DEPTH), 99), None
+        expand, Tree.from_roots(rows, zero), COSTS, TreeBudget(np.full(len(rows), DEPTH), 99), None
     )
     place = placed(known, tree, place)
     verdict = acceptor.accept(tree, After(known, place), noise)
@@ -226,7 +226,7 @@ def test_frequencies_of_two_tokens_are_the_targets(rule: str, known: Known) -> N
     """A total variation of 0.057 between laws of two tokens would be found with probability 0.99."""
     found = frequencies(known, *RULES[rule], FEW)
     assert found.dof == 25
-    assert detectable(FEW, found.dof, LEVEL) == pytest.approx(0.057, abs=1e-3)
+    assert detectable_distance(FEW, found.dof, LEVEL) == pytest.approx(0.057, abs=1e-3)
     assert found.p_value > LEVEL
 
 
@@ -240,7 +240,7 @@ def test_frequencies_of_a_mistake_are_not(mistake: str, known: Known) -> None:
 def test_frequencies_of_many_trials_are_the_targets(rule: str, known: Known) -> None:
     """A total variation of 0.018 between laws of two tokens would be found with probability 0.99."""
     found = frequencies(known, *RULES[rule], MANY)
-    assert detectable(MANY, found.dof, LEVEL) == pytest.approx(0.018, abs=1e-3)
+    assert detectable_distance(MANY, found.dof, LEVEL) == pytest.approx(0.018, abs=1e-3)
     assert found.p_value > LEVEL
 
 
@@ -268,7 +268,7 @@ def test_mistakes_in_block_verification_are_noticed(
 def test_the_power_is_what_it_is_said_to_be(known: Known) -> None:
     """Of wrong laws as far away as is said, 99 in 100 are found, and of the right one 1 in 1000 is."""
     generator, p = np.random.default_rng(1), np.array(list(known.law.values()))
-    far = detectable(FEW, len(p) - 1, LEVEL)
+    far = detectable_distance(FEW, len(p) - 1, LEVEL)
     # The error that is hardest to find, by Cauchy and Schwarz: of the same share everywhere, up in
     # one half, down in the other.
     sign = np.where(np.cumsum(p) <= 0.5, 1.0, -1.0)

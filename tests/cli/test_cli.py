@@ -28,9 +28,9 @@ from draftree.request import Emitted
 from draftree.target.target import Target
 from draftree.text.completion import Reading
 from draftree.text.options import Options
-from draftree.text.stop_strings import Stops, decode
+from draftree.text.stop_strings import StopStrings, decode
 from draftree.training.trainer import Plan, Progress
-from draftree.training.training_job import summed
+from draftree.training.training_job import summarise
 from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
 
@@ -38,7 +38,7 @@ STATS = {"new_tokens", "steps", "acceptance_length", "alpha", "alpha_bound", "no
          "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy",
          "state_bytes"}  # fmt: skip
 
-NOTHING = Tree.planted(np.array([0]), np.array([0])), np.zeros(0, np.int64)
+NOTHING = Tree.from_roots(np.array([0]), np.array([0])), np.zeros(0, np.int64)
 """A tree that a stream does not look at, and what was accepted of it."""
 
 
@@ -511,7 +511,7 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None:
     tokenizer, shown = byte_tokenizer(), io.StringIO()
     console = Console(file=shown, force_terminal=True, color_system="standard", width=20)
-    reading = Reading(tokenizer, Stops())
+    reading = Reading(tokenizer, StopStrings())
     text = "a long line with wörds, 😀\n  and  spaces "
     ids = encode(tokenizer, text)
     for i in range(0, len(ids), 3):
@@ -530,7 +530,7 @@ def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None
 
 def test_a_stream_shows_no_stop_text() -> None:
     tokenizer, shown = byte_tokenizer(), io.StringIO()
-    console, reading = Console(file=shown, width=80), Reading(tokenizer, Stops(("END",)))
+    console, reading = Console(file=shown, width=80), Reading(tokenizer, StopStrings(("END",)))
     terminal.show_tokens(
         console,
         reading([Emitted(0, encode(tokenizer, "the E"), ["prefill", *["drafted"] * 4], *NOTHING)]),
@@ -551,7 +551,7 @@ def test_names_are_shown_as_they_are(
     monkeypatch.setattr(terminal, "errors", lambda: shown)
     shown.print(terminal.table("prompts [b]", [{"drafter": "runs/a[b]"}]))
     terminal.remark("features in runs/c[b]")
-    show(summed("edd", Progress(1, 1, 0.5)), Path("runs/d[b]"))
+    show(summarise("edd", Progress(1, 1, 0.5)), Path("runs/d[b]"))
     said = shown.file.getvalue() + capsys.readouterr().err
     assert all(name in said for name in ("prompts [b]", "runs/a[b]", "runs/c[b]", "runs/d[b]"))
 

@@ -414,7 +414,7 @@ def test_a_list_in_a_pipe_is_as_wide_as_a_page(
     monkeypatch.delenv("COLUMNS", raising=False)
     for command in (("list",), ("drafters",)):
         _, out, _ = draftree(*command)
-        assert 80 < max(map(len, out.splitlines())) <= terminal.LIST == 100
+        assert 80 < max(map(len, out.splitlines())) <= terminal.LIST_COLUMNS == 100
 
 
 OFFLINE = {

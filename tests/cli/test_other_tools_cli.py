@@ -152,7 +152,9 @@ def test_an_option_of_another_tool_is_ours(
         with pytest.raises(UserError):
             ctx.command.parse_args(ctx, split(typed))
     else:
-        assert [new for new, _ in argv_translation.rewritten(ctx, split(typed))] == split(ours)
+        assert [new for new, _ in argv_translation.rewrite_arguments(ctx, split(typed))] == split(
+            ours
+        )
     assert capsys.readouterr().err == ""
 
 
@@ -173,7 +175,9 @@ def test_bench_and_train_have_their_own(group: Any) -> None:
         ("bench", "--model demo --output-json bench.json", "--target demo --out bench.json"),
     ):
         ctx = typer.Context(group.commands[command], parent=root, info_name=command)
-        assert [new for new, _ in argv_translation.rewritten(ctx, split(typed))] == split(ours)
+        assert [new for new, _ in argv_translation.rewrite_arguments(ctx, split(typed))] == split(
+            ours
+        )
 
 
 @pytest.mark.parametrize("typed", NOTED)
@@ -181,7 +185,7 @@ def test_an_option_that_changes_no_text_is_left_out_with_a_note(
     ctx: Any, typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, note = NOTED[typed]
-    assert [new for new, _ in argv_translation.rewritten(ctx, split(typed))] == split(ours)
+    assert [new for new, _ in argv_translation.rewrite_arguments(ctx, split(typed))] == split(ours)
     err = capsys.readouterr().err
     assert note in err
     assert err.count("\n") == 1
@@ -218,7 +222,9 @@ def test_in_a_terminal_a_model_without_a_prompt_talks(
 
 def test_threads_are_set_before_torch_is_loaded(ctx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert [new for new, _ in argv_translation.rewritten(ctx, ["--threads", "2", "hi"])] == ["hi"]
+    assert [
+        new for new, _ in argv_translation.rewrite_arguments(ctx, ["--threads", "2", "hi"])
+    ] == ["hi"]
     assert argv_translation.os.environ["OMP_NUM_THREADS"] == "2"
 
 

@@ -30,7 +30,7 @@ class Fake(terminal.Clock):
 
     @contextmanager
     def beating(self, beat: Callable[[], None], known: Callable[[], bool] = bool) -> Iterator[None]:
-        self.due = [(self.seconds + terminal.FIRST, beat)]
+        self.due = [(self.seconds + terminal.FIRST_PROGRESS_SECONDS, beat)]
         yield
         self.due = []
 
@@ -39,7 +39,7 @@ class Fake(terminal.Clock):
         while self.due and self.due[0][0] <= end:
             self.seconds, beat = self.due.pop()
             beat()
-            self.due = [(self.seconds + terminal.EVERY, beat)]
+            self.due = [(self.seconds + terminal.PROGRESS_SECONDS, beat)]
         self.seconds = end
 
 
@@ -75,8 +75,8 @@ def test_seconds_are_those_of_the_learnt_costs(monkeypatch: pytest.MonkeyPatch) 
     target: Any = None
     table = CostTable((Costs({1: 0.5, 32: 1.6}, {1: 1.0, 4: 2.0, 128: 6.4}),))
     monkeypatch.setattr(time_estimate, "learnt_costs", lambda *_: table)
-    assert time_estimate.written_seconds(target, target, 3, 10) == pytest.approx(30.0)
-    assert time_estimate.written_seconds(target, target, 12, 10, 4) == pytest.approx(60.0)
+    assert time_estimate.batched_seconds(target, target, 3, 10) == pytest.approx(30.0)
+    assert time_estimate.batched_seconds(target, target, 12, 10, 4) == pytest.approx(60.0)
     assert time_estimate.plain_seconds(
         target, target, [Request([1], 10), Request([1], 5)]
     ) == pytest.approx(15.0)
@@ -87,7 +87,7 @@ def test_seconds_are_those_of_the_learnt_costs(monkeypatch: pytest.MonkeyPatch) 
         100 * (0.05 + 2 * 0.15)
     )
     assert time_estimate.timed_seconds(target, target, [1], 4.0) == pytest.approx(
-        4 + 2 * time_estimate.TIMED * 6.4
+        4 + 2 * time_estimate.TIMED_PASSES * 6.4
     )
 
 
@@ -168,8 +168,8 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_the_real_clock_beats_until_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "FIRST", 0.01)
-    monkeypatch.setattr(terminal, "EVERY", 0.01)
+    monkeypatch.setattr(terminal, "FIRST_PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(terminal, "PROGRESS_SECONDS", 0.01)
     beats, enough = list[float](), threading.Event()
 
     def beat() -> None:

@@ -17,7 +17,14 @@ from draftree.cli.app import main
 from draftree.costs.curves import CostTable
 from draftree.doctor import block_drafter_faults as doctor_blocks
 from draftree.doctor import drafter_report, faults, numerical_noise
-from draftree.doctor.drafter_report import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
+from draftree.doctor.drafter_report import (
+    FORWARDS,
+    NUMBERS,
+    TOKENIZER,
+    UNTRAINED_CAUSE,
+    Report,
+    examine,
+)
 from draftree.doctor.finding import Finding
 from draftree.drafters import edd, medusa
 from draftree.drafters.dflash import DFlashDrafter
@@ -29,11 +36,11 @@ from draftree.drafters.neural.training_masks import block_starts, dual_block
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import teacher_forcing, time_estimate
 from draftree.evaluation.target_trace import Recording, Text
-from draftree.evaluation.teacher_forcing import Places, drive
+from draftree.evaluation.teacher_forcing import ComparedDrafts, drive
 from draftree.models.kv_cache import SlotCache
 from draftree.registry import build
 from draftree.target.names import shipped
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.testing.fakes import tiny_target
 from draftree.weights import demo_folder
 from folders import byte_tokenizer, target_folder
@@ -51,14 +58,14 @@ def demo() -> Target:
 
 @pytest.fixture(scope="module")
 def texts(demo: Target) -> list[Text]:
-    return teacher_forcing.answers(demo, count=6, tokens=32)
+    return teacher_forcing.suite_answers(demo, count=6, tokens=32)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's own checks are made on few tokens; they have tests of their own."""
-    monkeypatch.setattr(drafter_report, "COMPARED", 11)
-    monkeypatch.setattr(numerical_noise, "NARROW", 2)
+    monkeypatch.setattr(drafter_report, "COMPARED_TOKENS", 11)
+    monkeypatch.setattr(numerical_noise, "NARROW_TOKENS", 2)
 
 
 def finding(report: Report, name: str) -> Finding:
@@ -102,7 +109,7 @@ def test_costs_that_another_program_slowed_are_measured_again(
     assert "measured 1 more time, and the least count" in good.text
     assert "compete" not in good.text
     bad = finding(examine(demo, drafter, texts[:2], slow, again=lambda: again(slow)), "speed-up")
-    assert (bad.verdict, len(measured)) == ("bad", 1 + drafter_report.AGAIN)
+    assert (bad.verdict, len(measured)) == ("bad", 1 + drafter_report.MAX_REMEASUREMENTS)
     assert (
         "9.0 programs compete for 2 processors: run it again when the machine is idle" in bad.text
     )
@@ -137,13 +144,16 @@ def test_a_wrong_rope_is_named(
     config["rope_parameters"]["rope_theta"] = base
     (folder / "config.json").write_text(json.dumps(config))
     drafter = build("drafter", str(folder)).open(demo)
-    before = {n: faults.frequencies(m).clone() for n, m in faults.rotaries(drafter.model).items()}
+    before = {
+        n: faults.rotary_frequencies(m).clone()
+        for n, m in faults.rotary_modules(drafter.model).items()
+    }
     report = examine(demo, drafter, texts)
     assert causes(report) == [faults.ROPE]
     assert f"the target's rotary base 10000 instead of {base:.0f}" in report.suspects[0].evidence
     assert finding(report, "rope").verdict == "warn"
-    for name, module in faults.rotaries(drafter.model).items():  # it was put back
-        assert torch.equal(faults.frequencies(module), before[name])
+    for name, module in faults.rotary_modules(drafter.model).items():  # it was put back
+        assert torch.equal(faults.rotary_frequencies(module), before[name])
 
 
 def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Tensor:
@@ -202,7 +212,7 @@ def test_weights_that_are_no_numbers_are_named(demo: Target, texts: list[Text]) 
 
 def test_an_untrained_drafter_is_named(demo: Target, texts: list[Text]) -> None:
     report = examine(demo, EDD().fresh(demo), texts[:3])
-    assert causes(report) == [STRANGER]
+    assert causes(report) == [UNTRAINED_CAUSE]
     assert finding(report, "agreement").verdict == "bad"
 
 
@@ -211,7 +221,7 @@ def trace(name: str, count: int = 6, tokens: int = 36) -> tuple[Target, list[Tex
     target = Target.load(str(GOLDENS / name / "target"))
     runs = json.loads((GOLDENS / name / "golden.json").read_text())["settings"][0]["runs"]
     prompts = [r["output"][at : at + 24] for r in runs for at in range(0, 90, 15)]
-    return target, teacher_forcing.answered(target, prompts[:count], tokens)
+    return target, teacher_forcing.greedy_answers(target, prompts[:count], tokens)
 
 
 @traced
@@ -241,13 +251,13 @@ def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
     if not marked:
         net.t2d = torch.zeros_like(net.t2d)
         net.t2d[net.drafted.ids.clamp(max=len(net.t2d) - 1)] = True
-    planted = net.d2t.clone()
+    from_roots = net.d2t.clone()
     report = examine(target, drafter, found)
     assert causes(report) == [faults.VOCABULARY]
     assert ("overlap goes from" in report.suspects[0].evidence) is not (
         case == "no offsets" and not marked
     )
-    assert torch.equal(net.d2t, planted)
+    assert torch.equal(net.d2t, from_roots)
 
 
 def traced_block(count: int = 6) -> tuple[Target, DFlashDrafter, list[Text]]:
@@ -255,7 +265,7 @@ def traced_block(count: int = 6) -> tuple[Target, DFlashDrafter, list[Text]]:
     home = GOLDENS / "blocks" / "dflash"
     target = Target.load(str(home / "target"))
     runs = json.loads((home / "golden.json").read_text())["runs"]
-    found = teacher_forcing.answered(
+    found = teacher_forcing.greedy_answers(
         target, [r["output"][at : at + 20] for r in runs for at in range(0, 48, 8)][:count], 26
     )
     drafter = build("drafter", str(home / "draft")).open(target)
@@ -280,11 +290,11 @@ BLOCKS = {
 def test_what_is_wrong_with_a_block_is_named(case: str) -> None:
     plant, cause, told = BLOCKS[case]
     target, drafter, found = traced_block()
-    drafter.model.layout = planted = plant(drafter.model.layout)
+    drafter.model.layout = from_roots = plant(drafter.model.layout)
     report = examine(target, drafter, found)
     assert causes(report)[:1] == ([cause] if cause else [])
     assert told in "".join(s.evidence for s in report.suspects)
-    assert drafter.model.layout == planted, "it was put back"
+    assert drafter.model.layout == from_roots, "it was put back"
 
 
 @traced
@@ -307,7 +317,7 @@ def test_a_missing_injection_is_named(gone: str, monkeypatch: pytest.MonkeyPatch
 @traced
 def test_a_hidden_layer_of_medusa_off_by_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(medusa, "LAST", -2)
-    monkeypatch.setattr(medusa.MedusaDrafter, "needs", Needs(hidden=(-2,)))
+    monkeypatch.setattr(medusa.MedusaDrafter, "needs", HiddenStateSpec(hidden=(-2,)))
     target, found = trace("medusa1", 6)
     report = examine(
         target, build("drafter", str(GOLDENS / "medusa1" / "draft")).open(target), found
@@ -358,7 +368,7 @@ def test_a_recording_drives_as_the_target_does(demo: Target, texts: list[Text], 
     drafter = build("drafter", name).open(demo)
     real = drive(demo, drafter, texts[:3])
     replayed = drive(Recording.of(demo, texts[:3], drafter.needs.hidden), drafter, texts[:3])
-    for field in Places.__dataclass_fields__:
+    for field in ComparedDrafts.__dataclass_fields__:
         assert np.allclose(getattr(real, field), getattr(replayed, field), atol=1e-4), field
 
 
@@ -367,7 +377,9 @@ def test_places_are_counted_by_chains() -> None:
     depth, root = np.array([1, 2, 3, 1, 2]), np.array([7, 7, 7, 9, 9])
     agree, followed = np.array([1, 0, 1, 1, 1], bool), np.array([1, 1, 1, 0, 1], bool)
     real, yes = np.zeros(5), np.ones(5, bool)
-    places = Places(np.zeros(5, np.int64), root, depth, yes, agree, real, real, real, yes, followed)
+    places = ComparedDrafts(
+        np.zeros(5, np.int64), root, depth, yes, agree, real, real, real, yes, followed
+    )
     assert places.rates.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -381,7 +393,7 @@ def test_the_calibration_error_is_the_gap_in_each_bin() -> None:
 
 def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens with the same row in the LM head are as good as each other, whatever the width of a pass."""
-    monkeypatch.setattr(numerical_noise, "NARROW", 8)
+    monkeypatch.setattr(numerical_noise, "NARROW_TOKENS", 8)
     target = tiny_target()
     text = [Text(np.arange(3, 15), 4)]
     changes, margins = numerical_noise.narrow_and_wide(target, text)
@@ -407,22 +419,31 @@ def test_a_planted_dead_layer_is_named() -> None:
     """Whoever reads its keys and values, or its output, is told; not who reads what the target's own head reads."""
     target, text = tiny_target(), [Text(np.arange(3, 35), 4)]
     said = lambda needs: drafter_report._attention(target, needs, text)[1]
-    everything = Needs(hidden=(1, 2, 3), kv=(0, 1, 2, -1))
+    everything = HiddenStateSpec(hidden=(1, 2, 3), kv=(0, 1, 2, -1))
     assert said(everything).verdict == "ok"
     target.decoder.model.get_parameter("model.layers.1.self_attn.o_proj.weight").data.mul_(0.01)
     layers, found = drafter_report._attention(target, everything, text)
     assert [layer.dead for layer in layers] == [False, True, False, False]
     assert (found.verdict, found.value) == ("warn", layers[1].output)
-    assert said(Needs(kv=(1,))).text.startswith(
+    assert said(HiddenStateSpec(kv=(1,))).text.startswith(
         "of the residual stream before it, attention of layer 1, whose keys and values"
     )
-    assert "layer 1, whose output it reads" in said(Needs(hidden=(2,))).text
-    assert said(Needs(hidden=(-3,))).verdict == said(Needs(kv=(-3,))).verdict == "warn"
-    for alive in (Needs(), Needs(hidden=(0, 1, 3)), Needs(hidden=(-1, 4)), Needs(kv=(0, 2, 3))):
+    assert "layer 1, whose output it reads" in said(HiddenStateSpec(hidden=(2,))).text
+    assert (
+        said(HiddenStateSpec(hidden=(-3,))).verdict
+        == said(HiddenStateSpec(kv=(-3,))).verdict
+        == "warn"
+    )
+    for alive in (
+        HiddenStateSpec(),
+        HiddenStateSpec(hidden=(0, 1, 3)),
+        HiddenStateSpec(hidden=(-1, 4)),
+        HiddenStateSpec(kv=(0, 2, 3)),
+    ):
         assert said(alive).verdict == "ok"
     target.decoder.model.get_parameter("model.layers.3.self_attn.o_proj.weight").data.mul_(0.01)
-    assert said(Needs(hidden=(-1,))).verdict == "ok"
-    assert said(Needs(kv=(-1,))).verdict == "warn"
+    assert said(HiddenStateSpec(hidden=(-1,))).verdict == "ok"
+    assert said(HiddenStateSpec(kv=(-1,))).verdict == "warn"
 
 
 def test_the_inserted_layers_of_the_demo_are_dead(demo: Target, texts: list[Text]) -> None:
@@ -440,7 +461,7 @@ def doctored(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
     CostTable((FLAT,)).save(tmp_path / "costs.json")
     monkeypatch.setattr(
-        time_estimate, "written_seconds", lambda *_, **__: 0.0
+        time_estimate, "batched_seconds", lambda *_, **__: 0.0
     )  # a busy machine would be told to wait
 
     def run(*args: str) -> tuple[int, str, str]:
@@ -509,7 +530,7 @@ def test_what_does_not_fit_is_a_mistake(doctored, tmp_path: Path) -> None:
 def test_data_without_text_is_a_mistake(demo: Target, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a b")
     with pytest.raises(UserError, match="holds no text"):
-        teacher_forcing.read(demo, tmp_path / "short.txt")
+        teacher_forcing.read_texts(demo, tmp_path / "short.txt")
 
 
 def test_a_target_that_is_no_number_is_told(texts: Sequence[Text]) -> None:

@@ -16,10 +16,17 @@ from draftree.acceptors.base import Acceptor, proposal, ratio, residual, walk
 from draftree.acceptors.match import Match
 from draftree.data.prompts import encode, question
 from draftree.doctor.finding import Finding
-from draftree.doctor.lossless import LEVEL, Extent, examine, prompts
+from draftree.doctor.lossless import ERROR_LEVEL, Extent, examine, prompts
 from draftree.doctor.lossless_cases import Case, cases
 from draftree.doctor.lossless_report import Report
-from draftree.doctor.numerical_noise import Heard, Noise, behind, distances, noise, shifts
+from draftree.doctor.numerical_noise import (
+    Noise,
+    OutputRecorder,
+    frequency_distance,
+    logit_shift,
+    margin_at_difference,
+    measure_noise,
+)
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -27,11 +34,11 @@ from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
 from draftree.request import Request, Scores
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.keyed_noise import Keyed, RandomSource
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
-from draftree.tree import Draw, Tree, Verdict
+from draftree.tree import AcceptResult, Draw, Tree
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7], [9, 3, 2, 3]]
 SHORT = Extent(max_new_tokens=14, seeds=1, trials=120)
@@ -65,7 +72,7 @@ def checked(target: Target, chosen: Sequence[Case], plan: Extent = SHORT) -> Rep
     return report
 
 
-def planted(rule: Acceptor, temperature: float = TEMPERATURE, length: int = 2) -> list[Case]:
+def from_roots(rule: Acceptor, temperature: float = TEMPERATURE, length: int = 2) -> list[Case]:
     return [Case("planted", "chain", temperature, rule, Chain(length))]
 
 
@@ -87,7 +94,7 @@ def test_a_sound_pairing_is_lossless() -> None:
     assert all(
         c.tokens == 4 * 14 and 0 < c.shift <= report.allowed < 1e-11 for c in report.compared
     )
-    assert report.level == LEVEL / 8
+    assert report.level == ERROR_LEVEL / 8
     assert all(
         t.trials == 120 and t.detectable and t.detectable < 1 and t.dof > 3
         for t in report.frequencies
@@ -253,21 +260,21 @@ class Unprocessed(Acceptor):
     survives_pruning: ClassVar[bool] = True
     keeps_text: ClassVar[bool] = True
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         found = Match().accept(tree, p, chance)
         bonus = []
         for root, path in enumerate(found.paths):
             last = int(path[-1]) if len(path) else root
             raw = torch.softmax(p.raw(last).double(), -1)
             bonus.append(chance.categorical(raw, int(tree.row[root]), int(tree.depth[last])))
-        return Verdict(found.paths, np.array(bonus))
+        return AcceptResult(found.paths, np.array(bonus))
 
 
 def test_a_bonus_without_temperature_is_found() -> None:
-    report = checked(model(), planted(Unprocessed()))
+    report = checked(model(), from_roots(Unprocessed()))
     assert not report.lossless
     assert any(p.margin > 1e-3 for p in report.compared[0].parted)
-    assert checked(model(), planted(Unprocessed(), temperature=1.0)).lossless  # there it is none
+    assert checked(model(), from_roots(Unprocessed(), temperature=1.0)).lossless  # there it is none
 
 
 @dataclass(frozen=True)
@@ -284,7 +291,7 @@ class Wrong(Acceptor):
     def draw(self) -> Draw:
         return Draw.WITH_REPLACEMENT
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         paths, bonus = [], []
         for root in range(tree.roots):
             node = root
@@ -303,7 +310,7 @@ class Wrong(Acceptor):
                 node, path = child, [*path, child]
             paths.append(np.array(path, np.int64))
             bonus.append(chance.categorical(here, row, int(tree.depth[node])))
-        return Verdict(tuple(paths), np.array(bonus))
+        return AcceptResult(tuple(paths), np.array(bonus))
 
 
 @pytest.mark.parametrize("fault", ["", "q is 1", "no residual"])
@@ -312,7 +319,7 @@ def test_a_wrong_rejection_is_found(fault: str) -> None:
     plan = replace(
         SHORT, max_new_tokens=10, trials=1500
     )  # 600 miss a fault under two seeds of three
-    report = examine(model(), rough, PROMPTS, planted(Wrong(fault), 3.0, length=1), plan)
+    report = examine(model(), rough, PROMPTS, from_roots(Wrong(fault), 3.0, length=1), plan)
     assert report.lossless is not bool(fault)
     assert finding(report, "planted, chain, T = 3").verdict == ("bad" if fault else "ok")
     if fault:
@@ -344,36 +351,36 @@ def test_texts_of_one_token_cannot_be_drawn_behind() -> None:
 
 def test_the_margin_is_that_of_the_two_tokens_in_logits() -> None:
     """By hand: (3 − 1) / T + g₀ − g₁, and in logits T times that."""
-    base, ours = Heard(), Heard()
+    base, ours = OutputRecorder(), OutputRecorder()
     raw = torch.tensor([3.0, 1.0, -torch.inf])
     base.tokens, ours.tokens = [7, 0], [7, 1]
     base.scores = [Scores(raw, raw), Scores(raw, raw / 0.5)]
     keyed = Keyed(4, np.array([2]), np.array([9]))
     g = keyed.gumbel(0, 0, 3)
-    assert behind(base, ours, 1, Sampling(0.5), keyed) == pytest.approx(
+    assert margin_at_difference(base, ours, 1, Sampling(0.5), keyed) == pytest.approx(
         abs(2 + 0.5 * (g[0] - g[1]))
     )
     base.scores[1] = base.scores[0]
-    assert behind(base, ours, 1, Sampling(), keyed) == 2
+    assert margin_at_difference(base, ours, 1, Sampling(), keyed) == 2
     ours.tokens = [7, 2]
-    assert behind(base, ours, 1, Sampling(), keyed) == math.inf
+    assert margin_at_difference(base, ours, 1, Sampling(), keyed) == math.inf
     ours.tokens = [7]
-    assert behind(base, ours, 1, Sampling(), keyed) == math.inf
+    assert margin_at_difference(base, ours, 1, Sampling(), keyed) == math.inf
 
 
 def test_shifts_do_not_count_what_is_common_to_all_tokens() -> None:
     a = torch.tensor([[1.0, 5.0, 2.0, -torch.inf]])
-    assert shifts(a, a + 3) == 0
-    assert shifts(a, a + torch.tensor([0.0, 0.25, 0.0, 0.0])) == 0.25
-    assert shifts(a, torch.where(a == 2, torch.inf, a)) == math.inf
+    assert logit_shift(a, a + 3) == 0
+    assert logit_shift(a, a + torch.tensor([0.0, 0.25, 0.0, 0.0])) == 0.25
+    assert logit_shift(a, torch.where(a == 2, torch.inf, a)) == math.inf
 
 
 def test_distances_of_samples() -> None:
     """|3/4 − 1/4| twice, halved; and two samples of a fair coin."""
-    found, expected = distances(np.array([3.0, 1.0]), np.array([1.0, 3.0]))
+    found, expected = frequency_distance(np.array([3.0, 1.0]), np.array([1.0, 3.0]))
     assert found == 0.5
     assert expected == pytest.approx(2 * math.sqrt(0.25 * 0.5) * math.sqrt(2 / math.pi) / 2)
-    assert distances(np.array([4.0, 0.0]), np.array([8.0, 0.0])) == (0, 0)
+    assert frequency_distance(np.array([4.0, 0.0]), np.array([8.0, 0.0])) == (0, 0)
 
 
 def test_what_a_dtype_cannot_tell_apart_is_noise() -> None:
@@ -383,15 +390,15 @@ def test_what_a_dtype_cannot_tell_apart_is_noise() -> None:
 
 
 def test_noise_is_measured_beside_the_stock_model() -> None:
-    target, heard = model(torch.float32), Heard()
+    target, heard = model(torch.float32), OutputRecorder()
     engine = Engine(target, imitator(), Chain())
     engine.plain([Request(PROMPTS[0], 8, keep_scores=True)], Sampling(), heard)
-    found = noise(target, PROMPTS[0], heard)
+    found = measure_noise(target, PROMPTS[0], heard)
     assert 0 < found.logits < 1e-4
     moved = torch.zeros(61)
     moved[int(heard.scores[5].raw.argmax())] = 0.5
     heard.scores[5] = replace(heard.scores[5], raw=heard.scores[5].raw + moved)
-    assert noise(target, PROMPTS[0], heard).logits == pytest.approx(0.5, abs=1e-3)
+    assert measure_noise(target, PROMPTS[0], heard).logits == pytest.approx(0.5, abs=1e-3)
 
 
 SMALL = ("--limit", 2, "--max-new-tokens", 6, "--trials", 100, "--policy", "chain:length=2")
@@ -419,7 +426,7 @@ def test_the_command_shows_a_table_and_one_last_line(
 def test_the_command_fails_where_the_output_is_another(
     draftree: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def second(self: Match, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def second(self: Match, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         return walk(
             tree,
             lambda node: (

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from draftree.doctor.chi_square import critical, detectable, pooled, power, two_sample
+from draftree.doctor.chi_square import (
+    critical_value,
+    detectable_distance,
+    pool_outcomes,
+    power,
+    two_sample_test,
+)
 from draftree.errors import UserError
 from draftree.evaluation import bootstrap
 from frequencies import goodness
@@ -28,7 +34,7 @@ from frequencies import goodness
 def test_the_statistic_of_a_level_is_that_of_the_tables(
     dof: int, level: float, statistic: float
 ) -> None:
-    assert critical(dof, level) == pytest.approx(statistic, abs=1e-5)
+    assert critical_value(dof, level) == pytest.approx(statistic, abs=1e-5)
 
 
 def test_goodness_is_pearsons() -> None:
@@ -46,19 +52,19 @@ def test_what_cannot_come_is_rejected_at_once() -> None:
 
 def test_two_samples_are_compared_with_their_sum() -> None:
     """30 : 70 and 50 : 50 of 100 each: 40 : 60 expected, 4 · (100/40 + 100/60) / 2."""
-    found = two_sample([30, 70], [50, 50])
+    found = two_sample_test([30, 70], [50, 50])
     assert found.statistic == pytest.approx(2 * (100 / 40 + 100 / 60))
     assert found.dof == 1
     assert found.p_value == pytest.approx(0.0038924, abs=1e-6)
-    uneven = two_sample([30, 70], [150, 350])
+    uneven = two_sample_test([30, 70], [150, 350])
     assert uneven.statistic == pytest.approx(0)
     assert uneven.p_value == pytest.approx(1)
 
 
 def test_rare_outcomes_share_a_bin() -> None:
-    assert pooled(np.array([1.0, 20, 3, 30, 8, 2])).tolist() == [0, 1, 0, 2, 0, 0]
-    assert pooled(np.array([1.0, 20, 4])).tolist() == [0, 0, 0]
-    assert pooled(np.array([1.0, 2, 3])).tolist() == [0, 0, 0]
+    assert pool_outcomes(np.array([1.0, 20, 3, 30, 8, 2])).tolist() == [0, 1, 0, 2, 0, 0]
+    assert pool_outcomes(np.array([1.0, 20, 4])).tolist() == [0, 0, 0]
+    assert pool_outcomes(np.array([1.0, 2, 3])).tolist() == [0, 0, 0]
     assert goodness([1, 2, 3], [1 / 3] * 3).dof == 0
     assert goodness([1, 2, 3], [1 / 3] * 3).p_value == 1
 
@@ -75,14 +81,14 @@ def test_level_and_power_are_those_of_many_tests() -> None:
     assert false == pytest.approx(0.05, abs=0.012)
     a, b = generator.multinomial(n, p, 4000), generator.multinomial(3 * n, p, 4000)
     assert np.mean(
-        [two_sample(x, y).p_value < 0.05 for x, y in zip(a, b, strict=True)]
+        [two_sample_test(x, y).p_value < 0.05 for x, y in zip(a, b, strict=True)]
     ) == pytest.approx(0.05, abs=0.012)
 
 
 def test_power_without_an_error_is_the_level() -> None:
     assert power(0.0, 12, 1e-3) == pytest.approx(1e-3)
     assert power(1e-9, 12, 1e-3) == pytest.approx(1e-3)
-    assert power(4 * 50_000 * detectable(50_000, 30) ** 2, 30, 1e-3) == pytest.approx(0.99)
+    assert power(4 * 50_000 * detectable_distance(50_000, 30) ** 2, 30, 1e-3) == pytest.approx(0.99)
 
 
 def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +96,7 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     with pytest.raises(
         UserError, match=r"needs the package 'scipy': pip install 'draftree\[doctor\]'"
     ):
-        two_sample([30, 70], [50, 50])
+        two_sample_test([30, 70], [50, 50])
 
 
 def texts(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -196,6 +202,6 @@ def test_equal_methods_are_not_told_apart_by_few_prompts() -> None:
         ]
         found = bootstrap.paired({"per_prompt": each[0]}, {"per_prompt": each[1]}, "steps", trial)
         apart[prompts] += found.verdict in ("faster", "slower")
-        assert (found.verdict == bootstrap.FEW) == (prompts < bootstrap.ENOUGH)
+        assert (found.verdict == bootstrap.TOO_FEW) == (prompts < bootstrap.MIN_PROMPTS)
     assert apart[3] == 0
     assert max(apart.values()) <= 10

@@ -23,12 +23,12 @@ from draftree.policies.base import append
 from draftree.policies.mcts import MCTS
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs
+from draftree.target.target import HiddenStateSpec
 from draftree.testing import table_target
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 TINY = table_target(torch.full((3, 2, 2), 0.5))
-TAPS = TINY.prefill(TINY.new_cache(1, 1), [np.array([1])], Needs()).taps
+TAPS = TINY.prefill(TINY.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
 COSTS = Costs({1: 1.0}, {1: 1.0})
 Q = dict[int, float]
 
@@ -48,7 +48,7 @@ def after(
     drafter: ADEDDrafter, state: ADEDState, path: Sequence[int], row: int = 0, k: int = 20
 ) -> Q:
     """q of the candidates after a path; its first token is the root."""
-    tree = Tree.planted(np.array([row]), np.array(path[:1]))
+    tree = Tree.from_roots(np.array([row]), np.array(path[:1]))
     for token in path[1:]:
         tree = append(
             tree, np.array([len(tree) - 1]), Candidates(np.array([[token]]), np.zeros((1, 1)))
@@ -74,12 +74,14 @@ def step(
     bonus: int,
     row: int = 0,
 ) -> ADEDState:
-    tree = Tree.planted(np.array([row]), np.array([root]))
+    tree = Tree.from_roots(np.array([row]), np.array([root]))
     for token in accepted:
         tree = append(
             tree, np.array([len(tree) - 1]), Candidates(np.array([[token]]), np.zeros((1, 1)))
         )
-    return drafter.commit(state, tree, Verdict((np.arange(1, len(tree)),), np.array([bonus])), TAPS)
+    return drafter.commit(
+        state, tree, AcceptResult((np.arange(1, len(tree)),), np.array([bonus])), TAPS
+    )
 
 
 GRAMS = corpus([1, 2, 3], [1, 2, 3], [1, 2, 4])
@@ -135,8 +137,8 @@ def test_a_corpus_of_one_repeated_document_gives_its_continuation() -> None:
         found, held["state"] = drafter.expand(held["state"], tree, frontier, k, Drawing())
         return found
 
-    roots = Tree.planted(np.zeros(1, np.int64), np.array(document[1:2]))
-    tree = MCTS().draft(expand, roots, COSTS, Room(np.array([9]), 64), None)
+    roots = Tree.from_roots(np.zeros(1, np.int64), np.array(document[1:2]))
+    tree = MCTS().draft(expand, roots, COSTS, TreeBudget(np.array([9]), 64), None)
     assert tree.tokens.tolist() == document[1:6]
     assert np.exp(tree.log_q) == pytest.approx(1.0)
 
@@ -392,7 +394,7 @@ def test_rows_see_the_session_and_their_own_text_only() -> None:
     for row, text in enumerate(texts):
         alone = read(drafter, text, state=carried)
         assert after(drafter, together, text[-1:], row) == after(drafter, alone, text[-1:])
-    roots = Tree.planted(np.array([0, 1, 2]), np.array([2, 2, 6]))
+    roots = Tree.from_roots(np.array([0, 1, 2]), np.array([2, 2, 6]))
     found, _ = drafter.expand(together, roots, np.array([2, 0, 1]), 3, Drawing())
     assert found.tokens[:, 0].tolist() == [7, 3, 4]
 

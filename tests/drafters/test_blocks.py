@@ -30,9 +30,9 @@ from draftree.policies.beam import Beam
 from draftree.registry import build, method_of, part
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.training.export import export
-from draftree.training.feature_cache import read
+from draftree.training.feature_cache import read_features
 from draftree.tree import Candidates, Ints, Tree
 from forests import NOISE, texts, worst
 
@@ -75,7 +75,7 @@ def test_the_training_forward_is_the_decoding_forward(
     name: str, model: str, rows: int, block: int, phase: int
 ) -> None:
     t = target(model)
-    trained, steps = forward_parity.both(
+    trained, steps = forward_parity.log_probs_of_both(
         t, drafter_of(name, t), tokens_of(rows, 17, block), block, phase
     )
     assert worst(steps, trained) < 10 * NOISE
@@ -87,9 +87,11 @@ def test_what_is_trained_along_paths_decodes_along_paths(
 ) -> None:
     t = target(model)
     drafter = drafter_of("jetspec", t, **PATHS)
-    trained, steps = forward_parity.both(t, drafter, tokens_of(2, 17, block), block, phase)
+    trained, steps = forward_parity.log_probs_of_both(
+        t, drafter, tokens_of(2, 17, block), block, phase
+    )
     assert worst(steps, trained) < 10 * NOISE
-    marginals = forward_parity.both(
+    marginals = forward_parity.log_probs_of_both(
         t, drafter_of("jetspec", t), tokens_of(2, 17, block), block, phase
     )[0]
     assert worst(marginals.exp(), trained.exp()) > 1e-3
@@ -99,9 +101,9 @@ def test_what_is_trained_along_paths_decodes_along_paths(
 def test_layers_that_see_otherwise(sight: Sight) -> None:
     t = target("llama")
     drafter = drafter_of("dflash", t)
-    whole = forward_parity.both(t, drafter, tokens_of(2, 17, 0), 4, 1)[0]
+    whole = forward_parity.log_probs_of_both(t, drafter, tokens_of(2, 17, 0), 4, 1)[0]
     drafter.model.layout = replace(drafter.model.layout, sights=(sight, Sight(False)))
-    trained, steps = forward_parity.both(t, drafter, tokens_of(2, 17, 0), 4, 1)
+    trained, steps = forward_parity.log_probs_of_both(t, drafter, tokens_of(2, 17, 0), 4, 1)
     assert worst(steps, trained) < 10 * NOISE
     assert worst(whole.exp(), trained.exp()) > 1e-3
 
@@ -119,7 +121,7 @@ def test_the_comparison_sees_the_roots_own_hidden_state(monkeypatch: pytest.Monk
         )
 
     monkeypatch.setattr(drafter.model, "forward", leaking)
-    assert forward_parity.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
+    assert forward_parity.largest_difference(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -161,7 +163,7 @@ def test_a_depth_shares_its_list_and_a_markov_head_tells_parents_apart() -> None
         state = drafter.start(
             [text], root, t.prefill(t.new_cache(1, 8), [text], drafter.needs).taps
         )
-        tree = Tree.planted(np.arange(1), root)
+        tree = Tree.from_roots(np.arange(1), root)
         first, state = drafter.expand(state, tree, np.arange(1), 2, Drawing())
         tree = tree.append(
             np.zeros(2, np.int64), first.tokens[0], first.log_q[0], first.log_q[0], first
@@ -191,7 +193,7 @@ def test_paths_over_again_a_whole_block_for_every_node(window: int | None) -> No
     state = drafter.start(
         prompts, roots, t.prefill(t.new_cache(2, 12), prompts, drafter.needs).taps
     )
-    tree = Tree.planted(np.arange(2), roots)
+    tree = Tree.from_roots(np.arange(2), roots)
     for parents, tokens in (([0, 0, 1], [7, 8, 6]), ([2, 2, 3], [5, 4, 3]), ([7], [2])):
         tree = grown(tree, parents, tokens)
     frontier = np.array([0, 3, 4, 6, 7, 8])  # of all depths and both rows, one without its root
@@ -207,7 +209,7 @@ def test_paths_over_again_a_whole_block_for_every_node(window: int | None) -> No
             [[*tree.tokens[path].tolist(), *[layout.mask] * layout.block][: layout.block]]
         )
         cache, at = DynamicCache(), torch.arange(len(text) + layout.block)[None]
-        hidden = read(t, torch.from_numpy(text)[None], drafter.needs).hidden
+        hidden = read_features(t, torch.from_numpy(text)[None], drafter.needs).hidden
         with torch.no_grad():
             for layer, (keys, values) in enumerate(
                 drafter.model.context(hidden, at[:, : len(text)])
@@ -361,7 +363,7 @@ def test_a_new_one_reads_the_context_as_the_targets_own_layer(model: str, same: 
     layer = (drafter := part("drafter", "jetspec")().fresh(t)).model.layout.reads[-1]
     assert isinstance(drafter, ParallelDrafter)
     ids = torch.from_numpy(tokens_of(2, 9, 3))
-    seen = read(t, ids, Needs(hidden=drafter.model.layout.reads, kv=(layer,)))
+    seen = read_features(t, ids, HiddenStateSpec(hidden=drafter.model.layout.reads, kv=(layer,)))
     with torch.no_grad():
         [(keys, values)] = drafter.model.double().context(
             seen.hidden, torch.arange(9).expand(2, -1)
@@ -383,10 +385,10 @@ def test_the_mask_is_the_token_that_is_never_learnt() -> None:
     drafter = part("drafter", "dflash")().fresh(t)
     counts = np.ones(t.decoder.vocab, np.int64)
     counts[[5, 40]] = 0
-    drafter.study(counts)
+    drafter.fit_vocabulary(counts)
     assert (drafter.model.layout.mask, drafter.settled.mask) == (40, 40)
     asked = part("drafter", "dflash")(mask=7).fresh(t)
-    asked.study(counts)
+    asked.fit_vocabulary(counts)
     assert asked.settled.mask == 7
     with pytest.raises(UserError, match="mask is 71, allowed are 0 … 70"):
         part("drafter", "dflash")(mask=71).fresh(t)
@@ -405,7 +407,7 @@ def saved(name: str, t: Target, folder: Path) -> ParallelDrafter:
 
 
 def drafts(drafter: ParallelDrafter, t: Target) -> Tensor:
-    return forward_parity.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
+    return forward_parity.draft_log_probs(t, drafter, tokens_of(1, 15, 5), 4, 1)
 
 
 def rewritten(
@@ -517,7 +519,7 @@ def test_an_exported_one_is_the_same_with_layers_counted_from_the_embedding(
     t.decoder.model.save_pretrained(folder)
     t = Target.load(str(folder), torch.float64, "cpu")
     drafter = drafter_of(name, t, draft_vocab=draft_vocab)
-    drafter.study(np.arange(t.decoder.vocab))
+    drafter.fit_vocabulary(np.arange(t.decoder.vocab))
     for parameter in drafter.model.parameters():
         parameter.data = parameter.data.half().double()
     drafter.save(tmp_path / "ours")

@@ -151,7 +151,7 @@ def logits_of(target: Target, spec: str) -> torch.Tensor:
     taps = target.prefill(target.new_cache(2, 32), prompts, drafter.needs).taps
     state = drafter.start(prompts, np.array([61, 62]), taps)
     found, _ = drafter.expand(
-        state, Tree.planted(np.arange(2), np.array([61, 62])), np.arange(2), 4, Drawing()
+        state, Tree.from_roots(np.arange(2), np.array([61, 62])), np.arange(2), 4, Drawing()
     )
     return found.drafted_log_probs
 

@@ -17,7 +17,7 @@ from draftree.registry import build, method_of
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
 from draftree.training import datastore
-from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.tree import Candidates, Ints, Tree, TreeBudget
 from folders import TEMPLATE, byte_tokenizer, target_folder
 
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
@@ -388,12 +388,12 @@ def test_what_stands_in_the_corpus_is_drafted(store: Path, folder: str) -> None:
     prompt = target.tokenizer("it is one text")["input_ids"]
     model = build("drafter", str(store)).open(target)
     state = model.start([np.array(prompt[:-1])], np.array(prompt[-1:]), None)
-    tree = Tree.planted(np.array([0]), np.array(prompt[-1:]))
+    tree = Tree.from_roots(np.array([0]), np.array(prompt[-1:]))
 
     def expand(tree: Tree, frontier: Ints, k: int) -> Candidates:
         nonlocal state
         candidates, state = model.expand(state, tree, frontier, k, Drawing())
         return candidates
 
-    tree = build("policy", "trie").draft(expand, tree, UNIT, Room(np.array([50]), 100), None)
+    tree = build("policy", "trie").draft(expand, tree, UNIT, TreeBudget(np.array([50]), 100), None)
     assert target.tokenizer.decode(tree.tokens[1:]) == "\nof two li", "ten tokens"

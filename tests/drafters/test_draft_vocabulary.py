@@ -23,7 +23,7 @@ from draftree.sampling.draft_sampling import Drawing, drawn
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
-from draftree.tree import Drafted, Draw
+from draftree.tree import DraftVocab, Draw
 from forests import texts
 from selection import one_in
 
@@ -57,7 +57,7 @@ def fresh(name: str, t: Target, size: int = SIZE):
     counts = np.zeros(t.decoder.vocab, np.int64)
     ids = np.sort(np.random.default_rng(1).permutation(t.decoder.vocab)[:size])
     counts[ids] = 5
-    drafter.study(counts)
+    drafter.fit_vocabulary(counts)
     return drafter, ids
 
 
@@ -73,7 +73,7 @@ def test_decoding_and_training_draft_the_same_tokens_of_the_vocabulary_alone(nam
     t = target("llama")
     drafter, ids = fresh(name, t)
     precise(drafter, torch.float64)
-    trained, decoded = forward_parity.both(
+    trained, decoded = forward_parity.log_probs_of_both(
         t, drafter, np.stack(texts([12, 12], np.random.default_rng(2))), 4, 1
     )
     assert torch.allclose(trained.exp(), decoded.exp(), atol=1e-9)
@@ -102,8 +102,8 @@ def test_a_checkpoint_keeps_the_vocabulary_and_nothing_of_the_targets(
     text = np.stack(texts([12], np.random.default_rng(2)))
     precise(drafter, t.decoder.dtype)
     assert torch.equal(
-        forward_parity.decoded(t, opened, text, 4, 1),
-        forward_parity.decoded(t, drafter, text, 4, 1),
+        forward_parity.draft_log_probs(t, opened, text, 4, 1),
+        forward_parity.draft_log_probs(t, drafter, text, 4, 1),
     )
     with pytest.raises(UserError, match=r"draft_vocab is 7, allowed is 20"):
         build("drafter", f"{name}:checkpoint={tmp_path},draft_vocab=7{MORE.get(name, '')}").open(t)
@@ -136,7 +136,7 @@ def test_texts_are_the_targets(name: str, acceptor: str) -> None:
 def test_what_is_drawn_does_not_depend_on_where_it_is_computed(draw: Draw) -> None:
     """Candidates of a draft vocabulary are those of whole logits in which other tokens have none."""
     ids, logits = torch.tensor([2, 3, 11, 17, 29]), torch.randn(4, 5, dtype=torch.float64)
-    part = Drafted(ids, 40)
+    part = DraftVocab(ids, 40)
     rows = np.zeros(4, np.int64)
     depths = np.arange(4)
     noise = None if draw is Draw.POINT else Keyed(3, np.zeros(1, np.int64), np.full(1, 9))
@@ -154,7 +154,7 @@ def test_what_is_drawn_does_not_depend_on_where_it_is_computed(draw: Draw) -> No
 
 def test_what_the_text_alone_says_is_learnt_where_it_can_be_drafted() -> None:
     ids, logits = torch.tensor([2, 3, 11]), torch.arange(12.0).reshape(4, 3)
-    columns, rows = Drafted(ids, 40).columns(torch.tensor([3, 5, 11, 39]), logits)
+    columns, rows = DraftVocab(ids, 40).columns(torch.tensor([3, 5, 11, 39]), logits)
     assert columns.tolist() == [1, 2]
     assert torch.equal(rows, logits[[0, 2]])
 
@@ -225,8 +225,8 @@ def test_a_drafter_with_copies_of_embedding_and_head_drafts_as_before(
         for folder in ("borrowing", "alone")
     )
     assert torch.allclose(
-        forward_parity.decoded(loaded, one, text, 4, 1),
-        forward_parity.decoded(loaded, other, text, 4, 1),
+        forward_parity.draft_log_probs(loaded, one, text, 4, 1),
+        forward_parity.draft_log_probs(loaded, other, text, 4, 1),
         atol=1e-2,
     )
     if name == "vdm":  # transformers' own
@@ -267,7 +267,8 @@ def test_where_no_program_knows_a_draft_vocabulary_the_head_is_the_targets(
         for name in ("medusa", "vllm")
     )
     assert torch.equal(
-        forward_parity.decoded(t, ours, text, 4, 1), forward_parity.decoded(t, vllm, text, 4, 1)
+        forward_parity.draft_log_probs(t, ours, text, 4, 1),
+        forward_parity.draft_log_probs(t, vllm, text, 4, 1),
     )
 
 

@@ -55,7 +55,7 @@ def test_only_the_draft_vocabulary_is_drafted() -> None:
     counts = np.zeros(t.decoder.vocab, np.int64)
     wanted = np.sort(np.random.default_rng(0).permutation(t.decoder.vocab)[:20])
     counts[wanted] = np.arange(1, 21)
-    drafter.study(counts)
+    drafter.fit_vocabulary(counts)
     state = drafter.model.state_dict()
     assert (state["d2t"] + torch.arange(20)).tolist() == wanted.tolist()
     assert state["t2d"].nonzero().flatten().tolist() == wanted.tolist()

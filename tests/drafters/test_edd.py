@@ -27,7 +27,7 @@ from draftree.target.attention_strength import Attending
 from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training.teacher import Teacher
-from draftree.tree import Tree, Verdict
+from draftree.tree import AcceptResult, Tree
 from forests import NOISE, texts, worst
 
 NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
@@ -51,7 +51,7 @@ def both(
     """Log-probabilities of the training forward and of decoding, from the first block behind the text's first token on."""
     t = target(name)
     tokens = np.stack(texts([count] * rows, np.random.default_rng(seed)))
-    return forward_parity.both(t, drafter_of(t), tokens, block, phase)
+    return forward_parity.log_probs_of_both(t, drafter_of(t), tokens, block, phase)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -239,20 +239,22 @@ def test_auto_is_settled_by_the_texts_and_saved(tmp_path: Path) -> None:
         drafter = EDD(hidden_layer="auto").fresh(t)
         with pytest.raises(UserError, match="hidden_layer is 'auto', allowed is a number"):
             _ = drafter.needs
-        assert drafter.settle(texts([12] * 3, np.random.default_rng(0))) == {"hidden_layer": entry}
+        assert drafter.resolve_auto(texts([12] * 3, np.random.default_rng(0))) == {
+            "hidden_layer": entry
+        }
         assert drafter.needs.hidden == (entry,)
         assert drafter.knobs == EDD(hidden_layer="auto"), (
             "as it was asked for, so that the same command goes on"
         )
     drafter.model.double()
-    trained, steps = forward_parity.both(
+    trained, steps = forward_parity.log_probs_of_both(
         t, drafter, np.stack(texts([14], np.random.default_rng(1))), 5, 2
     )
     assert worst(steps, trained) < NOISE
     drafter.save(tmp_path / "a")
     opened = build("drafter", str(tmp_path / "a")).open(t)
     assert opened.knobs.hidden_layer == entry
-    assert EDD().fresh(t).settle(texts([12], np.random.default_rng(0))) == {}
+    assert EDD().fresh(t).resolve_auto(texts([12], np.random.default_rng(0))) == {}
 
 
 def test_what_is_committed_is_read_when_something_is_drafted(
@@ -275,15 +277,15 @@ def test_what_is_committed_is_read_when_something_is_drafted(
     )
     read.clear()
     for token in (3, 1, 4):
-        tree = Tree.planted(np.arange(1), np.array([token]))
-        verdict = Verdict((np.zeros(0, np.int64),), np.array([9]))
+        tree = Tree.from_roots(np.arange(1), np.array([token]))
+        verdict = AcceptResult((np.zeros(0, np.int64),), np.array([9]))
         taps = target.verify(cache, tree, drafter.needs).taps
         target.commit(cache, tree, verdict)
         state = drafter.commit(state, tree, verdict, taps)
         assert not read, "a step that drafts nothing costs no pass"
-        eager = drafter.caught_up(drafter.commit(eager, tree, verdict, taps))
+        eager = drafter.flush(drafter.commit(eager, tree, verdict, taps))
         read.clear()
-    tree = Tree.planted(np.arange(1), np.array([9]))
+    tree = Tree.from_roots(np.arange(1), np.array([9]))
     (late, _), (early, _) = (
         drafter.expand(s, tree, np.arange(1), 4, Drawing()) for s in (state, eager)
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.drafters import _fused
-from draftree.drafters._fused import Find, Fused, FusedDrafter, Fusing, Trust, merged
+from draftree.drafters._fused import Find, Fused, FusedDrafter, Fusing, HitRate, merged
 from draftree.drafters.base import Drafter
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD, PLDDrafter
@@ -28,14 +28,14 @@ from draftree.request import Emitted, Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Probes, Taps
+from draftree.target.target import HiddenStates, HiddenStateSpec, Probes
 from draftree.testing import TableDrafter, random_table, table_target, tiny_target
 from draftree.testing.conformance import CHECKS, Case, Suite, pairwise
-from draftree.tree import Candidates, Draw, Floats, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Draw, Floats, Ints, Tree
 
 COSTS = Costs({1: 0.1}, {1: 1.0, 32: 1.2})
 TABLE = table_target(random_table(4, 1), context=64)
-TAPS = TABLE.prefill(TABLE.new_cache(1, 1), [np.array([1])], Needs()).taps
+TAPS = TABLE.prefill(TABLE.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
 NOTHING = np.zeros(0, np.int64)
 
 
@@ -45,15 +45,18 @@ class Given(Drafter[tuple[int, ...]]):
     remembers = True
 
     def __init__(
-        self, proposals: dict[int, float], vocab: int | None = None, needs: Needs = Needs()
+        self,
+        proposals: dict[int, float],
+        vocab: int | None = None,
+        needs: HiddenStateSpec = HiddenStateSpec(),
     ) -> None:
         self.proposals = proposals
         self.vocab = vocab
         self._needs = needs
-        self.given: list[Taps] = []
+        self.given: list[HiddenStates] = []
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> HiddenStateSpec:
         return self._needs
 
     @property
@@ -64,7 +67,7 @@ class Given(Drafter[tuple[int, ...]]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Any = None,
         rows: Ints | None = None,
     ) -> tuple[int, ...]:
@@ -87,7 +90,9 @@ class Given(Drafter[tuple[int, ...]]):
             np.tile(tokens, (len(frontier), 1)), np.tile(np.log(q), (len(frontier), 1)), whole
         ), state
 
-    def commit(self, state: Any, tree: Tree, verdict: Verdict, taps: Taps) -> tuple[int, ...]:
+    def commit(
+        self, state: Any, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> tuple[int, ...]:
         self.given.append(taps)
         return (*state, *tree.tokens[verdict.kept(0)].tolist())
 
@@ -119,7 +124,7 @@ def begun(drafter: FusedDrafter, rows: int = 1, state: Fusing | None = None) -> 
 def asked(drafter: FusedDrafter, state: Fusing, k: int = 4) -> tuple[Candidates, Fusing]:
     rows = len(state.trust)
     return drafter.expand(
-        state, Tree.planted(np.arange(rows), np.full(rows, 3)), np.arange(rows), k, Drawing()
+        state, Tree.from_roots(np.arange(rows), np.full(rows, 3)), np.arange(rows), k, Drawing()
     )
 
 
@@ -263,11 +268,11 @@ def test_the_trained_part_alone_where_nothing_is_found() -> None:
         fused.start(prompts, roots, verified.taps),
     )
     learnt = replace(
-        Trust(), recent=0.9, beside=Trust().beside.learn(np.ones((3, 4)), np.ones(3, np.bool_))
+        HitRate(), recent=0.9, beside=HitRate().beside.learn(np.ones((3, 4)), np.ones(3, np.bool_))
     )
-    for row in ((Trust(),) * 2, (learnt,) * 2):  # whatever was learnt
+    for row in ((HitRate(),) * 2, (learnt,) * 2):  # whatever was learnt
         state = replace(state, trust=(row,) * 2)
-        tree = Tree.planted(np.arange(2), roots)
+        tree = Tree.from_roots(np.arange(2), roots)
         want, _ = medusa.expand(alone, tree, np.arange(2), 5, Drawing())
         got, _ = fused.expand(state, tree, np.arange(2), 5, Drawing())
         assert (got.tokens[0] == want.tokens[0]).all()
@@ -305,7 +310,7 @@ def test_without_a_guide_the_parts_q_is_the_estimate_at_first() -> None:
 def test_the_tree_remembers_who_proposed_a_node() -> None:
     drafter = FusedDrafter([Given({4: 0.5, 6: 0.25}, vocab=9), Given({6: 0.5, 7: 0.1})])
     out, _ = asked(drafter, begun(drafter))
-    roots = Tree.planted(np.arange(1), np.array([3]))
+    roots = Tree.from_roots(np.arange(1), np.array([3]))
     tree = append(roots, np.arange(1), out)
     assert dict(zip(tree.tokens.tolist(), tree.source.tolist(), strict=True)) == {
         3: -1,
@@ -333,7 +338,7 @@ def test_what_is_found_costs_no_pass_and_is_not_searched_for_twice() -> None:
     search.searches = True
     drafter = FusedDrafter([guide, search])
     state = drafter.start([np.array([1])], np.array([0]), TAPS)
-    tree = Tree.planted(np.array([0]), np.array([0]))
+    tree = Tree.from_roots(np.array([0]), np.array([0]))
     drawing = Drawing(Draw.POINT)
     found, after = drafter.find(state, tree, np.array([0]), 4, drawing)
     assert found is not None
@@ -362,7 +367,7 @@ def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> Non
     drafter = FusedDrafter([Given({7: 0.6}, vocab=9), search])
     begin = drafter.start([text], np.array([2]), TAPS)
     first = append(
-        Tree.planted(np.array([0]), np.array([2])),
+        Tree.from_roots(np.array([0]), np.array([2])),
         np.array([0]),
         Candidates(np.array([[3]]), np.zeros((1, 1))),
     )
@@ -384,7 +389,7 @@ def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> Non
     assert all(getattr(whole, name).tolist() == getattr(layered, name).tolist() for name in columns)
     assert whole.score == pytest.approx(layered.score)
     path = [1, int(whole.children(1)[0])]
-    verdict = Verdict((np.array(path),), np.array([1]))
+    verdict = AcceptResult((np.array(path),), np.array([1]))
     learnt = [drafter.commit(each, whole, verdict, TAPS).trust[0][1] for each in (once, state)]
     assert learnt[0].recent == learnt[1].recent != begin.trust[0][1].recent
     assert learnt[0].alone.weights == pytest.approx(learnt[1].alone.weights)
@@ -406,7 +411,7 @@ def test_samples_are_one_parts_own() -> None:
     )
     table = TableDrafter(random_table(9, 2)[0])
     drafter = FusedDrafter([Given({6: 0.5}), table])
-    tree, frontier = Tree.planted(np.arange(1), np.array([3])), np.arange(1)
+    tree, frontier = Tree.from_roots(np.arange(1), np.array([3])), np.arange(1)
     got, _ = drafter.expand(begun(drafter), tree, frontier, 3, drawing)
     want, _ = table.expand(None, tree, frontier, 3, drawing)
     assert got.draw is Draw.WITHOUT_REPLACEMENT
@@ -422,16 +427,16 @@ def test_finds_after_kept_nodes_are_learnt_from_and_no_others() -> None:
     drafter = FusedDrafter([Given({4: 0.5, 6: 0.25}, vocab=9), Given({6: 0.5})])
     before = begun(drafter)
     out, state = asked(drafter, before)
-    tree = append(Tree.planted(np.arange(1), np.array([3])), np.arange(1), out)
+    tree = append(Tree.from_roots(np.arange(1), np.array([3])), np.arange(1), out)
     _, state = drafter.expand(state, tree, np.array([1, 2]), 4, Drawing())
     node = int(np.flatnonzero(tree.tokens == 4)[0])
-    verdict = Verdict(
+    verdict = AcceptResult(
         (np.array([node]),), np.array([6])
     )  # 4 is accepted, where 6 was found; then 6 is chosen, as found
     after = drafter.commit(state, tree, verdict, TAPS)
     x = state.finds[0].x[0]
     assert (state.finds[1].x == x).all(), "the same everywhere"
-    want = Trust().beside.learn(np.concatenate((x, x)), np.array([False, True]))
+    want = HitRate().beside.learn(np.concatenate((x, x)), np.array([False, True]))
     trust = after.trust[0][1]
     assert (trust.beside.weights == want.weights).all()
     assert (trust.beside.information == want.information).all()
@@ -449,12 +454,12 @@ def test_finds_after_kept_nodes_are_learnt_from_and_no_others() -> None:
 def test_a_node_that_was_verified_under_another_number_is_found_again() -> None:
     drafter = FusedDrafter([Given({4: 0.5, 5: 0.25}, vocab=9), Given({6: 0.5})])
     out, state = asked(drafter, begun(drafter))
-    tree = append(Tree.planted(np.arange(1), np.array([3])), np.arange(1), out)
+    tree = append(Tree.from_roots(np.arange(1), np.array([3])), np.arange(1), out)
     node = int(np.flatnonzero(tree.tokens == 5)[0])
     assert node > 1
     _, state = drafter.expand(state, tree, np.array([node]), 4, Drawing())
     cut = tree.select(np.isin(np.arange(len(tree)), [0, node]))
-    after = drafter.commit(state, cut, Verdict((np.array([1]),), np.array([6])), TAPS)
+    after = drafter.commit(state, cut, AcceptResult((np.array([1]),), np.array([6])), TAPS)
     assert after.trust[0][1].recent == pytest.approx(0.5 * 0.8 * 0.8 + 0.2), (
         "wrong after the root, right after the node"
     )
@@ -467,8 +472,8 @@ def test_trust_follows_what_was_accepted(right: bool) -> None:
     for _ in range(12):
         out, state = asked(drafter, state)
         values.append(float(np.exp(out.log_q[0, out.tokens[0] == 6][0])))
-        verdict = Verdict((NOTHING,), np.array([6 if right else 4]))
-        state = drafter.commit(state, Tree.planted(np.arange(1), np.array([3])), verdict, TAPS)
+        verdict = AcceptResult((NOTHING,), np.array([6 if right else 4]))
+        state = drafter.commit(state, Tree.from_roots(np.arange(1), np.array([3])), verdict, TAPS)
     assert values[0] < 0.001, "the guide gives it nothing, and a find is no more than evidence"
     if right:
         assert values[-1] > 0.9
@@ -483,8 +488,10 @@ def test_trust_follows_what_was_accepted(right: bool) -> None:
 def test_what_was_learnt_is_carried_on_and_rows_are_put_together() -> None:
     drafter = FusedDrafter([Given({4: 0.5}, vocab=9), Given({6: 0.5})])
     _, state = asked(drafter, begun(drafter, rows=2))
-    verdict = Verdict((NOTHING, NOTHING), np.array([6, 4]))  # right in one row, wrong in the other
-    state = drafter.commit(state, Tree.planted(np.arange(2), np.array([3, 3])), verdict, TAPS)
+    verdict = AcceptResult(
+        (NOTHING, NOTHING), np.array([6, 4])
+    )  # right in one row, wrong in the other
+    state = drafter.commit(state, Tree.from_roots(np.arange(2), np.array([3, 3])), verdict, TAPS)
     one, other = (row[1].beside for row in state.trust)
     carried = drafter.carry(state)
     assert carried.parts == ((3, 3, 3, -1), (3, 3, 3, -1))
@@ -552,16 +559,19 @@ def test_rows_are_drafted_for_as_if_alone(policy: Policy) -> None:
 def test_each_part_gets_the_taps_it_asked_for() -> None:
     target = tiny_target()
     one, other = (
-        Given({4: 0.5}, 61, Needs(hidden=(-1, 2))),
-        Given({4: 0.5}, 61, Needs(hidden=(2,), kv=(1,))),
+        Given({4: 0.5}, 61, HiddenStateSpec(hidden=(-1, 2))),
+        Given({4: 0.5}, 61, HiddenStateSpec(hidden=(2,), kv=(1,))),
     )
     drafter = FusedDrafter([one, other])
-    assert drafter.needs == Needs((-1, 2), (1,))
+    assert drafter.needs == HiddenStateSpec((-1, 2), (1,))
     prompts = [np.array([1, 2, 3])]
     taps = target.prefill(target.new_cache(1, 8), prompts, drafter.needs).taps
     state = drafter.start(prompts, np.array([4]), taps)
     drafter.commit(
-        state, Tree.planted(np.arange(1), np.array([4])), Verdict((NOTHING,), np.array([5])), taps
+        state,
+        Tree.from_roots(np.arange(1), np.array([4])),
+        AcceptResult((NOTHING,), np.array([5])),
+        taps,
     )
     assert [list(t.hidden) for t in one.given] == [[-1, 2]] * 2
     assert [list(t.hidden) for t in other.given] == [[2]] * 2

@@ -37,7 +37,7 @@ from draftree.target.target import Target
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Always, Coached
-from draftree.training.feature_cache import read
+from draftree.training.feature_cache import read_features
 from draftree.tree import Ints, Tree
 from forests import NOISE, grown, random_forest, some_verdict, texts, worst
 from selection import one_in
@@ -72,7 +72,9 @@ def test_the_training_forward_is_the_decoding_forward(
     rows, block, phase = blocks
     t = target(name)
     drafter = drafter_of(t, layers=layers, block=block)
-    trained, steps = forward_parity.both(t, drafter, tokens_of(rows, 17, block), block, phase)
+    trained, steps = forward_parity.log_probs_of_both(
+        t, drafter, tokens_of(rows, 17, block), block, phase
+    )
     assert worst(steps, trained) < NOISE
 
 
@@ -92,7 +94,7 @@ def test_and_so_for_random_blocks_and_sizes(
     knobs: dict[str, int], rows: int, count: int, cut: tuple[int, int], seed: int
 ) -> None:
     t = target("llama")
-    trained, steps = forward_parity.both(
+    trained, steps = forward_parity.log_probs_of_both(
         t, drafter_of(t, block=cut[0], **knobs), tokens_of(rows, count, seed), *cut
     )
     assert worst(steps, trained) < NOISE
@@ -109,7 +111,7 @@ def test_the_comparison_sees_a_mask_off_by_one(
         return torch.arange(tokens)[None, :] < block_starts(tokens, block, phase)[:, None] + off
 
     monkeypatch.setattr(glide, "earlier_blocks", shifted)
-    trained, steps = forward_parity.both(
+    trained, steps = forward_parity.log_probs_of_both(
         target("llama"), drafter_of(target("llama"), layers=layers), tokens_of(1, 17), 5, 1
     )
     assert worst(steps, trained) > 1e-3
@@ -137,7 +139,7 @@ def test_the_block_mask_is_its_rule(tokens: int, cut: tuple[int, int]) -> None:
 def after(t: Target, drafter: GLIDEDrafter, text: Ints, limits: Sequence[int]) -> Tensor:
     """[V] draft log-probabilities after a text of which token j sees the target's first `limits[j]` keys."""
     ids = torch.from_numpy(text)[None]
-    kv = read(t, ids, drafter.needs).kv
+    kv = read_features(t, ids, drafter.needs).kv
     visible = torch.arange(len(text))[None, :] < torch.tensor(limits)[:, None]
     with torch.no_grad():
         glimpse = Glimpse([kv[layer] for layer in drafter.needs.kv], visible[None, None])
@@ -282,7 +284,7 @@ def test_without_cross_attention_it_is_a_llama_that_needs_nothing(layers: int) -
     stock = LlamaForCausalLM(config).double()
     stock.load_state_dict(drafter.model.state_dict())
     tokens = tokens_of(2, 11)
-    trained, steps = forward_parity.both(t, drafter, tokens, 4, 1)
+    trained, steps = forward_parity.log_probs_of_both(t, drafter, tokens, 4, 1)
     with torch.no_grad():
         want = torch.log_softmax(stock(torch.from_numpy(tokens)).logits, dim=-1)[
             :, -steps.shape[1] :
@@ -308,7 +310,7 @@ def test_a_draft_layer_reads_the_layer_of_the_target_that_is_named(
         glimpse = Glimpse([stored.layer(i) for i in reads], earlier_blocks(9, 3, 0)[None, None])
         want = drafter.model(ids, position_ids=torch.arange(9)[None], glimpse=glimpse).logits
         assert worst(drafter.forward(batch, 3, 0), want) < NOISE
-    trained, steps = forward_parity.both(t, drafter, tokens_of(1, 14), 5, 2)
+    trained, steps = forward_parity.log_probs_of_both(t, drafter, tokens_of(1, 14), 5, 2)
     assert worst(steps, trained) < NOISE
 
 
@@ -458,7 +460,7 @@ def test_auto_is_the_busiest_of_the_upper_third(
     )
 
 
-def planted(name: str, dead: int) -> Target:
+def from_roots(name: str, dead: int) -> Target:
     """A target one of whose layers does not attend."""
     copy: Any = fresh(name)
     copy.get_parameter(f"model.layers.{dead}.self_attn.o_proj.weight").data.zero_()
@@ -472,11 +474,11 @@ def test_auto_is_settled_by_the_texts_and_saved(
     name: str, layers: int, dead: int, tmp_path: Path
 ) -> None:
     """In gemma3 its queries are then rotated otherwise than for the layer it would have read."""
-    t, reads = planted(name, dead), 5 - dead
+    t, reads = from_roots(name, dead), 5 - dead
     drafter = drafter_of(t, layers=layers, kv_layer="auto")
     with pytest.raises(UserError, match="glide: kv_layer is 'auto', allowed is a number"):
         _ = drafter.needs
-    assert drafter.settle(list(tokens_of(4, 12))) == {"kv_layer": reads}
+    assert drafter.resolve_auto(list(tokens_of(4, 12))) == {"kv_layer": reads}
     assert drafter.needs.kv == tuple(range(reads - layers + 1, reads + 1))
     assert drafter.knobs == GLIDE(layers=layers, kv_layer="auto"), (
         "as it was asked for, so that the same command goes on"
@@ -484,9 +486,9 @@ def test_auto_is_settled_by_the_texts_and_saved(
     named = drafter_of(t, layers=layers, kv_layer=reads)
     named.model.load_state_dict(drafter.model.state_dict())
     tokens = tokens_of(2, 15, 1)
-    trained, steps = forward_parity.both(t, drafter, tokens, 5, 2)
+    trained, steps = forward_parity.log_probs_of_both(t, drafter, tokens, 5, 2)
     assert worst(steps, trained) < NOISE
-    assert worst(forward_parity.both(t, named, tokens, 5, 2)[0], trained) < NOISE
+    assert worst(forward_parity.log_probs_of_both(t, named, tokens, 5, 2)[0], trained) < NOISE
     drafter.save(tmp_path / "a")
     assert json.loads((tmp_path / "a" / "config.json").read_text())["draftree"]["kv_layer"] == reads
     assert build("drafter", str(tmp_path / "a")).open(t).needs == drafter.needs
@@ -497,7 +499,7 @@ def test_a_number_and_no_cross_attention_leave_nothing_to_settle() -> None:
     for knobs in ({}, {"kv_layer": 2}, {"kv_layer": "auto", "cross": False}):
         drafter = drafter_of(t, **knobs)
         before = drafter.needs
-        assert drafter.settle(list(tokens_of(2, 9))) == {}
+        assert drafter.resolve_auto(list(tokens_of(2, 9))) == {}
         assert drafter.needs == before
 
 
@@ -518,7 +520,7 @@ def test_a_saved_one_is_opened_again(tmp_path: Path) -> None:
         tmp_path / "b/model.safetensors"
     ).read_bytes()
     assert (tmp_path / "a/config.json").read_text() == (tmp_path / "b/config.json").read_text()
-    trained, steps = forward_parity.both(t, opened, tokens_of(1, 11), 3, 1)
+    trained, steps = forward_parity.log_probs_of_both(t, opened, tokens_of(1, 11), 3, 1)
     assert worst(steps, trained) < NOISE
 
 
@@ -598,7 +600,7 @@ def test_in_half_precision_rotary_frequencies_and_stored_weights_stay_exact(tmp_
     cache = half.new_cache(1, 16)
     state = drafter.start(tokens, np.array([4]), half.prefill(cache, tokens, drafter.needs).taps)
     candidates, _ = drafter.expand(
-        state, Tree.planted(np.array([0]), np.array([4])), np.array([0]), 3, Drawing()
+        state, Tree.from_roots(np.array([0]), np.array([4])), np.array([0]), 3, Drawing()
     )
     assert np.isfinite(candidates.log_q).all()
 
@@ -715,7 +717,7 @@ def test_nothing_is_drafted_beyond_its_own_context(tmp_path: Path) -> None:
         assert (state.own.cache.lengths == np.where(known, lengths, 0)).all(), (
             "such a prompt is not read, the others are"
         )
-        candidates, _ = short.expand(state, Tree.planted(rows, roots), rows, 2, Drawing())
+        candidates, _ = short.expand(state, Tree.from_roots(rows, roots), rows, 2, Drawing())
         assert ((candidates.log_q > -np.inf) == known[:, None]).all()
         requests = [Request(p.tolist(), 9, number=n) for n, p in enumerate(prompts)]
         plain = [Engine(t, short, Chain(3), costs=COSTS).plain([r]).tokens[0] for r in requests]

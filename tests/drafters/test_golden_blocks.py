@@ -26,9 +26,9 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing, drawn
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 from draftree.target.target import Target
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 GOLDENS = Path(__file__).parents[3] / "shared" / "goldens" / "blocks"
 COSTS = Costs({1: 0.1}, {1: 1.0})
@@ -88,7 +88,7 @@ def begun(
     target, drafter = parts(name, dtype)
     text, root = np.array(run["output"][: step["base_len"]]), np.array(step["tokens"][:1])
     taps = target.prefill(target.new_cache(1, 8), [text], drafter.needs).taps
-    return drafter.start([text], root, taps), Tree.planted(np.arange(1), root)
+    return drafter.start([text], root, taps), Tree.from_roots(np.arange(1), root)
 
 
 def chained(tree: Tree, tokens: list[int]) -> Tree:
@@ -107,9 +107,9 @@ class Recording(Acceptor):
     survives_pruning = Greedy.survives_pruning
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Tree, Verdict, list[int]]] = []
+        self.steps: list[tuple[Tree, AcceptResult, list[int]]] = []
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         verdict = Greedy().accept(tree, p, chance)
         if tree.drafted:
             self.steps.append((tree, verdict, [p.argmax(i) for i in range(len(tree))]))
@@ -274,8 +274,8 @@ def built(policy: Policy, logits: Tensor, root: int) -> Tree:
         there = np.where((depths < len(logits))[:, None], found.log_q, -np.inf)
         return Candidates(found.tokens, there)
 
-    tree = Tree.planted(np.arange(1), np.array([root]))
-    return policy.draft(expand, tree, COSTS, Room(np.array([99]), 500), policy.start())
+    tree = Tree.from_roots(np.arange(1), np.array([root]))
+    return policy.draft(expand, tree, COSTS, TreeBudget(np.array([99]), 500), policy.start())
 
 
 @pytest.mark.parametrize("name", ["ddtree", "jetspec"])

@@ -11,16 +11,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftree.acceptors.greedy import Greedy
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.neural.feature_drafter import PairDrafter
-from draftree.loop import Parts, decode
+from draftree.loop import Components, decode
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
-from draftree.tree import Tree, Verdict
+from draftree.tree import AcceptResult, Tree
 
 GOLDENS = Path(__file__).parents[3] / "shared" / "goldens"
 NAMES = {"eagle": "eagle2", "eagle3": "eagle3"}
@@ -41,7 +41,7 @@ def test_one_forward(name: str) -> None:
     prompt, root = unit["prompt_ids"][0].long().numpy(), int(unit["draft_input_ids"][0, -1])
     verified = target.prefill(target.new_cache(1, 64), [prompt], drafter.needs)
     state = drafter.start([prompt], np.array([root]), verified.taps)
-    tree = Tree.planted(np.arange(1), np.array([root]))
+    tree = Tree.from_roots(np.arange(1), np.array([root]))
     candidates, state = drafter.expand(state, tree, np.arange(1), 4, Drawing())
     worst(state.outputs[0], unit["draft_out"][0, -1])
     keys, values = state.decoding.cache.layer(0)
@@ -83,9 +83,9 @@ def test_runs(name: str, setting: int, number: int) -> None:
     target, drafter = opened(name)
     policy = EAGLE2(nodes=said["total_token"] - 1, depth=said["depth"] + 1, width=said["top_k"])
     new = len(run["output"]) - len(run["prompt"])
-    texts = Rows(target.new_cache(1, 256))
+    texts = SequenceBatch(target.new_cache(1, 256))
     watched = Watched()
-    parts = Parts(target, drafter, policy, watched, Costs({1: 1.0}, {1: 1.0}))
+    parts = Components(target, drafter, policy, watched, Costs({1: 1.0}, {1: 1.0}))
     steps = decode(parts, texts, [Request(run["prompt"], new + 64)])
     next(steps)
     for _ in run["accept_lengths"]:
@@ -102,13 +102,13 @@ class Watched(Greedy):
     def __init__(self) -> None:
         object.__setattr__(self, "seen", [])
 
-    def accept(self, tree: Tree, p: Any, chance: Any) -> Verdict:
+    def accept(self, tree: Tree, p: Any, chance: Any) -> AcceptResult:
         verdict = super().accept(tree, p, chance)
         self.seen.append((tree, verdict))
         return verdict
 
 
-def same_tree(tree: Tree, verdict: Verdict, step: dict[str, Any]) -> None:
+def same_tree(tree: Tree, verdict: AcceptResult, step: dict[str, Any]) -> None:
     """Nodes, as paths of tokens, and their scores; where the last score kept is a near tie, all but that node."""
     ours = {tuple(tree.tokens[tree.path(n)]): tree.score[n] for n in range(len(tree))}
     theirs: dict[tuple[int, ...], float] = {}

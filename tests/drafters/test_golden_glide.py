@@ -12,18 +12,18 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
 from draftree.drafters.neural.glide_model import Glimpse
-from draftree.loop import Parts, decode
+from draftree.loop import Components, decode
 from draftree.policies.cape import CAPE
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 from draftree.target.target import Target
-from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree
 
 FOLDER = Path(__file__).parents[3] / "shared" / "goldens" / "glide"
 GAP = 1e-4
@@ -67,7 +67,7 @@ def test_the_network_gives_the_official_logits(
 
 def check_two_steps(drafter: GLIDEDrafter, state: Any, root: Ints, unit: dict[str, Tensor]) -> None:
     """Compare what is drafted after a root [1], and after the likeliest token there, with a trace."""
-    tree = Tree.planted(np.array([0]), root)
+    tree = Tree.from_roots(np.array([0]), root)
     first, state = drafter.expand(state, tree, np.array([0]), 1, Drawing())
     assert first.tokens.item() == unit["draft_step2_id"].item()
     nothing = np.zeros(1)
@@ -111,9 +111,9 @@ class Recorded(Acceptor):
     survives_pruning: ClassVar[bool] = Greedy.survives_pruning
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Tree, Verdict]] = []
+        self.steps: list[tuple[Tree, AcceptResult]] = []
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         verdict = Greedy().accept(tree, p, chance)
         if len(tree) > 1:
             self.steps.append((tree, verdict))
@@ -133,9 +133,9 @@ def followed(
 ) -> tuple[Recorded, list[int]]:
     """The trees of a run, and its output; some tokens more are asked for, so that the last steps are not cut short."""
     wanted = len(run["output"]) - len(run["prompt"])
-    texts = Rows(target.new_cache(1, 8))
+    texts = SequenceBatch(target.new_cache(1, 8))
     recorded = Recorded()
-    parts = Parts(target, drafter, policy, recorded, Costs({1: 1.0}, {1: 1.0}))
+    parts = Components(target, drafter, policy, recorded, Costs({1: 1.0}, {1: 1.0}))
     for _ in decode(parts, texts, [Request(run["prompt"], wanted + 8)]):
         pass
     return recorded, texts.written[0][:wanted]

@@ -21,9 +21,9 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 from draftree.target.target import Target
-from draftree.tree import Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Ints, Tree
 from forests import attach
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "goldens" / "medusa1"
@@ -56,9 +56,9 @@ class Recording(Acceptor):
     survives_pruning = Greedy.survives_pruning
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Tree, Verdict, list[int]]] = []
+        self.steps: list[tuple[Tree, AcceptResult, list[int]]] = []
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         verdict = Greedy().accept(tree, p, chance)
         if tree.drafted:
             self.steps.append((tree, verdict, [p.argmax(i) for i in range(len(tree))]))
@@ -125,7 +125,7 @@ def lists(
     state = drafter.start(
         [text], np.array([root]), t.prefill(t.new_cache(1, 64), [text], drafter.needs).taps
     )
-    tree = attach(Tree.planted(np.arange(1), np.array([root])), range(4), [3] * 4)
+    tree = attach(Tree.from_roots(np.arange(1), np.array([root])), range(4), [3] * 4)
     found, state = drafter.expand(state, tree, np.arange(5), 10, Drawing())
     return found.tokens.tolist(), torch.stack([head[0].topk(10).values for head in state.logits])
 

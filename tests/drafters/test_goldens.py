@@ -25,7 +25,7 @@ from draftree.policies.static import Static
 from draftree.registry import build
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import LAST, Taps, Target
+from draftree.target.target import LAST, HiddenStates, Target
 from draftree.tree import Candidates, Ints, Tree
 from grown_trees import grown
 
@@ -110,11 +110,11 @@ def test_eagle_s_network(name: str, tmp_path: Path) -> None:
     layers = drafter.needs.hidden
     assert layers == ((2, 4, 5) if name == "eagle3" else (LAST,))
     hidden = dict(zip(layers, unit["features"][0].chunk(len(layers), dim=-1), strict=True))
-    taps = Taps(
+    taps = HiddenStates(
         hidden, np.zeros(count, np.int64), np.arange(count), prompt, target.new_cache(1, 64)
     )
     state = drafter.start([prompt], np.array([root]), taps)
-    tree = Tree.planted(np.arange(1), np.array([root]))
+    tree = Tree.from_roots(np.arange(1), np.array([root]))
     candidates, state = drafter.expand(state, tree, np.arange(1), 4, Drawing())
     assert worst(state.outputs[0], unit["draft_out"][0]) < 2e-5
     for ours, theirs in zip(
@@ -167,7 +167,9 @@ def test_glide_s_network(tmp_path: Path) -> None:
             stored[:, :, : len(prompt)] = traced_
     cache.keep(0, np.arange(len(prompt)))
     state = drafter.start(
-        [prompt], root, Taps({}, np.zeros(0, np.int64), np.zeros(0, np.int64), prompt[:0], cache)
+        [prompt],
+        root,
+        HiddenStates({}, np.zeros(0, np.int64), np.zeros(0, np.int64), prompt[:0], cache),
     )
     check_two_steps(drafter, state, root, unit)
 

@@ -25,8 +25,8 @@ from draftree.registry import build, names
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.params import Sampling
-from draftree.target.target import CHUNK, Needs, Target
-from draftree.tree import Tree, Verdict
+from draftree.target.target import CHUNK, HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Tree
 from forests import NOISE, attach, texts, worst
 from selection import one_in
 
@@ -59,7 +59,9 @@ def test_the_training_forward_is_the_decoding_forward(
 ) -> None:
     rows, block, phase = blocks
     t, tokens = target(name), np.stack(texts([15] * rows, np.random.default_rng(block)))
-    trained, steps = forward_parity.both(t, drafter_of(t, arch=arch), tokens, block, phase)
+    trained, steps = forward_parity.log_probs_of_both(
+        t, drafter_of(t, arch=arch), tokens, block, phase
+    )
     assert worst(steps, trained) < NOISE
     assert (float(steps.std(-1).min()) < 1e-9) is (block > 3), (
         "beyond the last head, and only there, q is uniform"
@@ -81,7 +83,7 @@ def test_the_comparison_sees_a_hidden_state_of_the_root(
 
     monkeypatch.setattr(forward_parity, "batch_of", shifted)
     t, tokens = target(name), np.stack(texts([15], np.random.default_rng(0)))
-    assert forward_parity.apart(t, drafter_of(t, arch=arch), tokens, 3, 1) > 1e-3
+    assert forward_parity.largest_difference(t, drafter_of(t, arch=arch), tokens, 3, 1) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
@@ -109,9 +111,9 @@ def test_rows_that_have_ended_keep_their_state() -> None:
     roots = np.array([4, 5, 6])
     cache = t.new_cache(3, 16)
     state = drafter.start(prompts, roots, t.prefill(cache, prompts, drafter.needs).taps)
-    live = Tree.planted(np.array([0, 2]), roots[[0, 2]])
+    live = Tree.from_roots(np.array([0, 2]), roots[[0, 2]])
     verified = t.verify(cache, live, drafter.needs)
-    after = drafter.commit(state, live, Verdict((roots[:0],) * 2, roots[:2]), verified.taps)
+    after = drafter.commit(state, live, AcceptResult((roots[:0],) * 2, roots[:2]), verified.taps)
     assert torch.equal(after.prefix, state.prefix), "nothing is read before a draft is asked for"
     _, after = drafter.expand(after, live, np.arange(2), 1, Drawing())
     assert after.hidden.lengths.tolist() == after.read.tolist() == [6, 3, 5]
@@ -126,7 +128,7 @@ def test_siblings_have_continuations_of_their_own_and_the_last_head_none() -> No
     state = drafter.start(
         prompts, roots, t.prefill(t.new_cache(2, 16), prompts, drafter.needs).taps
     )
-    tree = attach(Tree.planted(np.arange(2), roots), [0, 0, 1, 2], [3, 4, 3, 6])
+    tree = attach(Tree.from_roots(np.arange(2), roots), [0, 0, 1, 2], [3, 4, 3, 6])
     found, _ = drafter.expand(state, tree, np.array([5, 3, 0, 4, 2]), 3, Drawing())
     assert found.log_probs is not None
     assert (found.log_q[0] == -np.inf).all()
@@ -224,7 +226,7 @@ def test_half_precision_does_not_round_the_positions() -> None:
 
 
 def test_it_reads_the_last_hidden_state_alone() -> None:
-    assert drafter_of(target("llama")).needs == Needs(hidden=(LAST,))
+    assert drafter_of(target("llama")).needs == HiddenStateSpec(hidden=(LAST,))
 
 
 @pytest.mark.parametrize("knobs", [{"heads": 0}, {"layers": 0}], ids=str)
@@ -349,7 +351,7 @@ def test_the_published_layouts_are_recognised_read_and_written_back(
     taps = t.prefill(t.new_cache(1, 16), prompt, drafter.needs).taps
     state, tree = (
         drafter.start(prompt, np.array(path[:1]), taps),
-        attach(Tree.planted(np.arange(1), np.array([4])), [0, 1, 2], path[1:]),
+        attach(Tree.from_roots(np.arange(1), np.array([4])), [0, 1, 2], path[1:]),
     )
     found, _ = drafter.expand(state, tree, np.arange(4), 1, Drawing())
     assert found.log_probs is not None

@@ -26,7 +26,7 @@ from draftree.request import Request
 from draftree.target.target import Target
 from draftree.testing import Case, Suite, cases
 from draftree.testing.conformance import COSTS
-from draftree.tree import Drafted
+from draftree.tree import DraftVocab
 from folders import target_folder
 
 
@@ -50,7 +50,7 @@ def foreign(vocab: int, size: int = 40) -> LMDrafter:
     reads[ids] = columns
     told = (torch.from_numpy(each) for each in (ids, columns, reads))
     drafted, *others = told
-    return LMDrafter(small, Shared(Drafted(drafted, vocab), *others))
+    return LMDrafter(small, Shared(DraftVocab(drafted, vocab), *others))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_the_same_weights_under_other_numbers_draft_the_same(large: Target) -> N
     with torch.no_grad():
         for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
             weight[order] = weight.clone()
-    shared = Shared(Drafted(torch.arange(vocab), vocab), order, order)
+    shared = Shared(DraftVocab(torch.arange(vocab), vocab), order, order)
     request = Request([5, 9, 20, 31], 12)
     right, wrong = (
         Engine(large, LMDrafter(Target(Decoder(model), "copy"), s), Chain(3), costs=COSTS).write(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from draftree.acceptors.greedy import Greedy
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import (
     Guesses,
@@ -27,21 +27,21 @@ from draftree.drafters.lookahead import (
 )
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.loop import Parts, decode
+from draftree.loop import Components, decode
 from draftree.models.decoder import Decoder
 from draftree.policies.base import Expand, Policy
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Taps, Target
+from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.testing import random_table, table_target, tiny_target
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
 CACHE = TARGET.new_cache(1, 1)
-TAPS = TARGET.prefill(CACHE, [np.array([1])], Needs()).taps
+TAPS = TARGET.prefill(CACHE, [np.array([1])], HiddenStateSpec()).taps
 SMALL = Lookahead(ngram=4, window=3, guesses=2, seed_prompt=False)
 
 
@@ -78,30 +78,32 @@ def drafted(
 ) -> tuple[Tree, list[list[int]]]:
     """The tree of one row, and the tokens of its paths."""
     expand = lambda tree, frontier, k: drafter.expand(state, tree, frontier, k, Drawing())[0]
-    tree = policy.draft(expand, Tree.planted(ids(0), ids(root)), COSTS, Room(ids(50), 100), None)
+    tree = policy.draft(
+        expand, Tree.from_roots(ids(0), ids(root)), COSTS, TreeBudget(ids(50), 100), None
+    )
     return tree, [tree.tokens[tree.path(n)[1:]].tolist() for n in range(1, len(tree))]
 
 
-def said(tokens: Sequence[int], vocab: int = 50) -> Taps:
+def said(tokens: Sequence[int], vocab: int = 50) -> HiddenStates:
     """Taps with a logit for one token after each probe."""
     logits = torch.nn.functional.one_hot(torch.tensor(tokens, dtype=torch.long), vocab).double()
-    return Taps({}, ids(), ids(), ids(), CACHE, logits)
+    return HiddenStates({}, ids(), ids(), ids(), CACHE, logits)
 
 
 def committed(
     drafter: LookaheadDrafter,
     state: Lookaheads,
-    taps: Taps,
+    taps: HiddenStates,
     chain: Sequence[int],
     bonus: int,
     row: int = 0,
 ) -> Lookaheads:
     """After a step in which a root and a chain behind it were all accepted."""
-    tree = Tree.planted(ids(row), ids(chain[0]))
+    tree = Tree.from_roots(ids(row), ids(chain[0]))
     for i, token in enumerate(chain[1:]):
         one = Candidates(ids(token)[None], np.zeros((1, 1)))
         tree = tree.append(ids(i), ids(token), np.zeros(1), np.zeros(1), one)
-    return drafter.commit(state, tree, Verdict((np.arange(1, len(chain)),), ids(bonus)), taps)
+    return drafter.commit(state, tree, AcceptResult((np.arange(1, len(chain)),), ids(bonus)), taps)
 
 
 # The window.
@@ -140,18 +142,18 @@ def test_the_windows_logits_are_those_of_feeding_what_each_token_sees(rows: int)
     target, drafter = tiny_target(), LookaheadDrafter(Lookahead(ngram=5, window=4))
     prompts = [ids(3, 14, 15, 9, 26), ids(5, 35, 8, 9, 7, 9, 32)][:rows]
     cache = target.new_cache(rows, 8)
-    target.prefill(cache, prompts, Needs())
+    target.prefill(cache, prompts, HiddenStateSpec())
     state = drafter.start(prompts, ids(58, 12)[:rows], TAPS)
     for step in range(5):  # while the levels are filled, and after
         roots = ids(58 + step % 2, 12 + step)[:rows]
-        tree = Tree.planted(np.arange(rows), roots)
+        tree = Tree.from_roots(np.arange(rows), roots)
         both = Candidates(ids(1, 2)[None], np.zeros((1, 2)))
         tree = tree.append(
             ids(0, 0), ids(1, 2), np.zeros(2), np.zeros(2), both
         )  # drafted nodes do not disturb it
         probes = drafter.probes(state)
         assert probes is not None
-        verified = target.verify(cache, tree, Needs(), probes)
+        verified = target.verify(cache, tree, HiddenStateSpec(), probes)
         assert verified.taps.probe_logits is not None
         wanted, position = [], []
         for r, row in enumerate(state.rows):
@@ -164,7 +166,7 @@ def test_the_windows_logits_are_those_of_feeding_what_each_token_sees(rows: int)
                 position.append(text.shape[1] - 1)
         assert probes.positions.tolist() == position
         assert (verified.taps.probe_logits - torch.stack(wanted)).abs().max() < 1e-6
-        verdict = Verdict((ids(),) * rows, ids(59 - step % 2, 13 + step)[:rows])
+        verdict = AcceptResult((ids(),) * rows, ids(59 - step % 2, 13 + step)[:rows])
         target.commit(cache, tree, verdict)
         state = drafter.commit(state, tree, verdict, verified.taps)
     assert [len(level) for level in state.rows[0].window] == [3, 4, 4, 4]
@@ -238,7 +240,7 @@ def test_a_pass_without_probes_leaves_the_window_as_it_was() -> None:
 
 def test_the_window_takes_the_likeliest_token_of_its_own_row() -> None:
     drafter, state = LookaheadDrafter(SMALL), begun(SMALL, [5, 6], [1], [2, 3, 4])
-    tree = Tree.planted(ids(0, 2), ids(6, 4))
+    tree = Tree.from_roots(ids(0, 2), ids(6, 4))
     _, state = drafter.expand(state, tree, ids(0, 1), 2, Drawing())
     probes = drafter.probes(state)
     assert probes is not None
@@ -246,7 +248,7 @@ def test_the_window_takes_the_likeliest_token_of_its_own_row() -> None:
     assert probes.positions.tolist() == [2, 3, 4, 5, 3, 4, 5, 6], "the roots are at 1 and 2"
     assert not probes.visible[:4, 4:].any()
     assert not probes.visible[4:, :4].any()
-    verdict = Verdict((ids(), ids()), ids(7, 8))
+    verdict = AcceptResult((ids(), ids()), ids(7, 8))
     after = drafter.commit(state, tree, verdict, said([11, 12, 13, 14, 15, 16, 17, 18]))
     assert [lists(after.rows[r].window)[-1] for r in (0, 2)] == [[11, 12, 13, 14], [15, 16, 17, 18]]
     assert after.rows[1] is state.rows[1]
@@ -364,7 +366,7 @@ def test_guesses_are_a_trie_and_q_is_share_times_how_often_they_were_right() -> 
         (2, 3, 8): later * 1 / (1 + 1 / 3), (2, 3, 4): later * (1 / 3) / (1 + 1 / 3), (5, 6, 7): later,
     })  # fmt: skip
     assert paths[:2] == [[2], [5]], "the likelier first"
-    one, _ = drafter.expand(state, Tree.planted(ids(0), ids(1)), ids(0), 1, Drawing())
+    one, _ = drafter.expand(state, Tree.from_roots(ids(0), ids(1)), ids(0), 1, Drawing())
     assert one.tokens.tolist() == [[2]]
     assert drafted(drafter, state, 7)[1] == [], "nothing is known of 7"
 
@@ -406,7 +408,7 @@ def test_nodes_of_other_drafters_are_no_obstacle() -> None:
     state = Lookaheads(
         (row_of({1: ((2, 3, 4),)}, SMALL), row_of({1: ((5, 6, 7),)}, SMALL)), ids(0, 1)
     )
-    tree = Tree.planted(ids(0, 1), ids(1, 1))
+    tree = Tree.from_roots(ids(0, 1), ids(1, 1))
     both = Candidates(ids(2, 9, 5)[:, None], np.zeros((3, 1)))
     tree = tree.append(ids(0, 0, 1), ids(2, 9, 5), np.zeros(3), np.zeros(3), both)
     found, _ = drafter.expand(state, tree, ids(4, 3, 2, 1, 0), 3, Drawing())
@@ -435,10 +437,12 @@ def test_never_an_invented_token(text: list[int], n: int, cap: int, chain: bool)
 # The whole loop.
 
 
-def written(target: Target, knobs: Lookahead, requests: Sequence[Request], policy: Policy) -> Rows:
-    texts = Rows(target.new_cache(len(requests), 8))
+def written(
+    target: Target, knobs: Lookahead, requests: Sequence[Request], policy: Policy
+) -> SequenceBatch:
+    texts = SequenceBatch(target.new_cache(len(requests), 8))
     for _ in decode(
-        Parts(target, LookaheadDrafter(knobs), policy, Greedy(), COSTS), texts, requests
+        Components(target, LookaheadDrafter(knobs), policy, Greedy(), COSTS), texts, requests
     ):
         pass
     plain = Engine(target, LookaheadDrafter(knobs), policy).plain(requests)
@@ -507,7 +511,9 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
 class Declining(Policy):
     """Drafts nothing and does not even ask."""
 
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         return tree
 
 

@@ -26,7 +26,7 @@ from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import Candidates, Draw, Tree
 from forests import NOISE, attach, texts, worst
 
@@ -55,7 +55,9 @@ def test_the_training_forward_is_the_decoding_forward(
     name: str, rows: int, block: int, phase: int
 ) -> None:
     t, tokens = target(name), np.stack(texts([17] * rows, np.random.default_rng(block)))
-    trained, steps = forward_parity.both(t, drafter_of(t, layers=2), tokens, block, phase)
+    trained, steps = forward_parity.log_probs_of_both(
+        t, drafter_of(t, layers=2), tokens, block, phase
+    )
     assert worst(steps, trained) < NOISE
     assert (float(steps.std(-1).min()) < 1e-9) is (block > 4), (
         "beyond the last head, and only there, q is uniform"
@@ -76,7 +78,7 @@ def test_the_comparison_sees_a_hidden_state_of_the_root(
 
     monkeypatch.setattr(forward_parity, "batch_of", shifted)
     t, tokens = target(name), np.stack(texts([17], np.random.default_rng(0)))
-    assert forward_parity.apart(t, drafter_of(t), tokens, 4, 1) > 1e-3
+    assert forward_parity.largest_difference(t, drafter_of(t), tokens, 4, 1) > 1e-3
 
 
 def test_a_fresh_head_is_the_lm_head_behind_a_small_step() -> None:
@@ -111,7 +113,7 @@ def test_heads_are_computed_once_a_step_and_only_where_asked() -> None:
 def started(t: Target, drafter: MedusaDrafter, lengths: list[int]) -> tuple[object, Tree]:
     prompts, roots = texts(lengths, np.random.default_rng(2)), np.arange(4, 4 + len(lengths))
     taps = t.prefill(t.new_cache(len(lengths), 16), prompts, drafter.needs).taps
-    return drafter.start(prompts, roots, taps), Tree.planted(np.arange(len(lengths)), roots)
+    return drafter.start(prompts, roots, taps), Tree.from_roots(np.arange(len(lengths)), roots)
 
 
 @pytest.mark.parametrize("kind", list(Draw))
@@ -160,7 +162,7 @@ def test_rows_that_have_ended_keep_their_state() -> None:
     state, tree = started(t, drafter, [5, 3, 4])
     cache = t.new_cache(3, 16)
     t.prefill(cache, texts([5, 3, 4], np.random.default_rng(2)), drafter.needs)
-    live = Tree.planted(np.array([0, 2]), tree.tokens[[0, 2]])
+    live = Tree.from_roots(np.array([0, 2]), tree.tokens[[0, 2]])
     taps = t.verify(cache, live, drafter.needs).taps
     after = drafter.commit(state, live, None, taps)  # type: ignore[arg-type]
     assert torch.equal(after.hidden[1], state.hidden[1])
@@ -500,5 +502,5 @@ def test_heads_over_part_of_the_vocabulary_are_refused(tmp_path: Path) -> None:
 
 
 def test_it_reads_the_last_hidden_state_alone() -> None:
-    assert drafter_of(target("llama")).needs == Needs(hidden=(LAST,))
+    assert drafter_of(target("llama")).needs == HiddenStateSpec(hidden=(LAST,))
     assert isinstance(drafter_of(target("llama")).model, nn.ModuleList)

@@ -69,7 +69,7 @@ def test_the_layer_a_checkpoint_carries(deepseek: Path, tmp_path: Path) -> None:
     drafter = build("drafter", str(deepseek)).open(target)
     assert isinstance(drafter.knobs, MTP)
     tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
-    assert forward_parity.apart(target, drafter, tokens, 4, 1) < PRECISION
+    assert forward_parity.largest_difference(target, drafter, tokens, 4, 1) < PRECISION
     engine = Engine(target, drafter, Chain(length=3), Greedy())
     request = Request([5, 6, 7, 8], 12, frozenset())
     assert engine.write([request]).tokens == engine.plain([request]).tokens
@@ -97,7 +97,7 @@ def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> 
     }
     verified = target.prefill(target.new_cache(1, 8), [np.array([5])], drafter.needs)
     state = drafter.start([np.array([5])], np.array([9]), verified.taps)
-    root = Tree.planted(np.zeros(1, np.int64), np.array([9]))
+    root = Tree.from_roots(np.zeros(1, np.int64), np.array([9]))
     _, state = drafter.expand(state, root, np.zeros(1, np.int64), 1, Drawing())
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -201,12 +201,12 @@ def test_published_layers_are_transformers_own(names: str, count: int, tmp_path:
             out.append(model.lm_head(states).log_softmax(-1))
             states = states[:, :-1]
     for phase in range(count):
-        ours = forward_parity.both(target, drafter, tokens, count, phase)[0]
+        ours = forward_parity.log_probs_of_both(target, drafter, tokens, count, phase)[0]
         for i in range(ours.shape[1]):
             place = 9 - ours.shape[1] + i
             level = (place + phase) % count
             assert worst(ours[:, i], out[level][:, place - 1 - level]) < 1e-3
-    assert forward_parity.apart(target, drafter, tokens, 4, 1) < PRECISION
+    assert forward_parity.largest_difference(target, drafter, tokens, 4, 1) < PRECISION
 
 
 def test_of_several_layers_behind_the_last_the_first_may_be_taken(
@@ -311,10 +311,11 @@ def test_the_head_beside_a_qwen(qwen: Path, tmp_path: Path, first: str, fed: str
         "mtp.norm.weight",
     }
     tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
-    assert forward_parity.apart(target, drafter, tokens, 4, 1) < PRECISION
+    assert forward_parity.largest_difference(target, drafter, tokens, 4, 1) < PRECISION
     usual: Any = build("drafter", f"mtp:checkpoint={qwen},first=normed,fed=raw").open(target)
     same = torch.allclose(
-        *(forward_parity.decoded(target, d, tokens, 4, 1) for d in (usual, drafter)), atol=1e-3
+        *(forward_parity.draft_log_probs(target, d, tokens, 4, 1) for d in (usual, drafter)),
+        atol=1e-3,
     )
     assert same == ((first, fed) == ("normed", "raw"))
     engine = Engine(target, drafter, Chain(length=3), Greedy())
@@ -347,7 +348,7 @@ def test_layers_of_a_qwens_layout(qwen: Path, tmp_path: Path, count: int) -> Non
     drafter = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=raw").open(target)
     tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
     for block, phase in ((5, 1), (4, 3)):
-        assert forward_parity.apart(target, drafter, tokens, block, phase) < PRECISION
+        assert forward_parity.largest_difference(target, drafter, tokens, block, phase) < PRECISION
     prompts = [[5, 6, 7, 8], [9], list(range(10, 31))]
     requests = [Request(p, 12, frozenset(), number=i) for i, p in enumerate(prompts)]
     engine = Engine(target, drafter, EAGLE2(nodes=8, depth=4, width=2), Greedy())

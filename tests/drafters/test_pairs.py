@@ -49,7 +49,7 @@ def test_the_training_forward_is_the_decoding_forward(
 ) -> None:
     rows, block, phase = blocks
     t = target(name)
-    trained, steps = forward_parity.both(
+    trained, steps = forward_parity.log_probs_of_both(
         t, drafter_of(method, t), tokens_of(rows, 17, block), block, phase
     )
     assert worst(steps, trained) < 10 * NOISE
@@ -64,7 +64,7 @@ def test_the_comparison_sees_a_feature_off_by_one(
     stock = drafter._train_pass
     shifted = lambda tokens, features, *rest: stock(tokens, features.roll(1, dims=1), *rest)
     monkeypatch.setattr(drafter, "_train_pass", shifted)
-    assert forward_parity.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-3
+    assert forward_parity.largest_difference(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-3
 
 
 @pytest.mark.parametrize("method", LEVELS)
@@ -142,7 +142,10 @@ def test_a_target_of_scaled_and_partial_rope(method: str) -> None:
     """Drafters of Llama's kind rotate whole keys, whatever share the target rotates."""
     scaled = rope("linear", factor=2.0, partial_rotary_factor=0.25)
     t = Target(Decoder(build_model("gpt_neox", {"hidden_act": "gelu", **scaled})), "scaled")
-    assert forward_parity.apart(t, drafter_of(method, t), tokens_of(2, 13, 3), 4, 1) < 10 * NOISE
+    assert (
+        forward_parity.largest_difference(t, drafter_of(method, t), tokens_of(2, 13, 3), 4, 1)
+        < 10 * NOISE
+    )
 
 
 def test_rotary_frequencies_lie_where_they_are_used() -> None:

@@ -52,7 +52,7 @@ def test_the_training_forward_is_the_decoding_forward(
     model: str, rows: int, block: int, phase: int, layers: int
 ) -> None:
     t = target(model)
-    trained, steps = forward_parity.both(
+    trained, steps = forward_parity.log_probs_of_both(
         t, drafter_of(t, layers=layers), tokens_of(rows, 17, block), block, phase
     )
     assert worst(steps, trained) < 10 * NOISE
@@ -74,7 +74,7 @@ def test_the_comparison_sees_slots_at_the_roots_position(monkeypatch: pytest.Mon
         )
 
     monkeypatch.setattr(drafter.model, "forward", still)
-    assert forward_parity.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
+    assert forward_parity.largest_difference(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
 
 
 def test_a_prefix_may_be_reused() -> None:
@@ -141,11 +141,11 @@ def test_gradients_reach_every_weight() -> None:
 def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Path) -> None:
     t = target("llama")
     drafter = drafter_of(t, draft_vocab=30)
-    drafter.study(np.arange(t.decoder.vocab))
+    drafter.fit_vocabulary(np.arange(t.decoder.vocab))
     for parameter in drafter.model.parameters():
         parameter.data = parameter.data.half().double()
     drafter.save(tmp_path)
-    wanted = forward_parity.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
+    wanted = forward_parity.draft_log_probs(t, drafter, tokens_of(1, 15, 5), 4, 1)
     opened = build("drafter", str(tmp_path)).open(t)
     assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path))
     said = {
@@ -168,7 +168,7 @@ def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(said))
     assert method_of(tmp_path) == "peagle"
     assert torch.equal(
-        forward_parity.decoded(
+        forward_parity.draft_log_probs(
             t, build("drafter", str(tmp_path)).open(t), tokens_of(1, 15, 5), 4, 1
         ),
         wanted,
@@ -182,7 +182,7 @@ def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(
     target("llama").decoder.model.save_pretrained(tmp_path / "target")
     t = Target.load(str(tmp_path / "target"), torch.float64, "cpu")
     drafter = drafter_of(t, draft_vocab=draft_vocab)
-    drafter.study(np.arange(t.decoder.vocab))
+    drafter.fit_vocabulary(np.arange(t.decoder.vocab))
     drafter.save(tmp_path / "ours")
     drafter = build("drafter", str(tmp_path / "ours")).open(t)
     export(str(tmp_path / "ours"), "speculators", tmp_path / "theirs", str(tmp_path / "target"))
@@ -200,7 +200,8 @@ def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(
     )
     opened = build("drafter", str(tmp_path / "theirs")).open(t)
     one, other = (
-        forward_parity.decoded(t, d, tokens_of(1, 15, 5), 4, 1).exp() for d in (opened, drafter)
+        forward_parity.draft_log_probs(t, d, tokens_of(1, 15, 5), 4, 1).exp()
+        for d in (opened, drafter)
     )
     assert worst(one, other) < 1e-3, "the embedding is a copy in float16"
 

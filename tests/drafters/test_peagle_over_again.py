@@ -11,7 +11,7 @@ from torch import Tensor
 from architectures import target
 from draftree.drafters.peagle import PEAGLE
 from draftree.sampling.draft_sampling import Drawing
-from draftree.tree import Tree, Verdict
+from draftree.tree import AcceptResult, Tree
 
 THETA = 10000.0
 
@@ -100,7 +100,7 @@ def test_decoding_is_that_of_a_plain_loop(layers: int) -> None:
     hidden = torch.cat([verified.taps.hidden[layer] for layer in drafter.needs.hidden], -1)
     state = drafter.start([np.array(text[:4])], np.array([text[4]]), verified.taps)
     for step in range(2):
-        tree, root = Tree.planted(np.array([0]), np.array([text[4 + 2 * step]])), np.array([0])
+        tree, root = Tree.from_roots(np.array([0]), np.array([text[4 + 2 * step]])), np.array([0])
         wanted = drafts_over_again(
             drafter.model,
             t.decoder.model.get_input_embeddings().weight,
@@ -118,7 +118,7 @@ def test_decoding_is_that_of_a_plain_loop(layers: int) -> None:
             tree = tree.append(node, np.array([token]), np.zeros(1), np.zeros(1), candidates)
             node = np.array([depth + 1])
         verified = t.verify(cache, tree, drafter.needs)
-        verdict = Verdict((np.array([1]),), np.array([text[6]]))
+        verdict = AcceptResult((np.array([1]),), np.array([text[6]]))
         t.commit(cache, tree, verdict)
         taps = verified.taps.take(np.array([0, 1]))
         hidden = torch.cat(

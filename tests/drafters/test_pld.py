@@ -20,15 +20,15 @@ from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs
+from draftree.target.target import HiddenStateSpec
 from draftree.testing import random_table, table_target
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 
 
 TARGET = table_target(random_table(4, 1), context=64)
-TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], Needs()).taps
+TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
 
 
 def everything(text: list[int], **knobs: Any) -> list[list[int]]:
@@ -51,8 +51,8 @@ def drafted(
     drafter = PLDDrafter(knobs)
     state = drafter.start([np.array(text[:-1], np.int64)], np.array(text[-1:]), TAPS)
     expand = lambda tree, frontier, k: drafter.expand(state, tree, frontier, k, Drawing())[0]
-    roots = Tree.planted(np.array([0]), np.array(text[-1:], np.int64))
-    tree = policy.draft(expand, roots, COSTS, Room(np.array([50]), 100), None)
+    roots = Tree.from_roots(np.array([0]), np.array(text[-1:], np.int64))
+    tree = policy.draft(expand, roots, COSTS, TreeBudget(np.array([50]), 100), None)
     return tree, [tree.tokens[tree.path(n)[1:]].tolist() for n in range(1, len(tree))]
 
 
@@ -149,7 +149,7 @@ def test_a_chain_drafts_the_continuation_and_never_an_invented_token(
 def test_rows_do_not_mix() -> None:
     drafter = PLDDrafter(PLD())
     state = (np.array([1, 2, 3, 1]), np.array([1, 5, 6]), np.array([1, 2, 9, 1]))
-    tree = Tree.planted(np.array([0, 2]), np.array([2, 2]))
+    tree = Tree.from_roots(np.array([0, 2]), np.array([2, 2]))
     candidates, _ = drafter.expand(state, tree, np.array([0, 1]), 3, Drawing())
     assert candidates.tokens[:, 0].tolist() == [3, 9]
 
@@ -165,7 +165,7 @@ def test_the_text_is_searched_once_a_row(
     )
     drafter = PLDDrafter(PLD(match=match))
     state = (np.array([1, 2, 3, 1]), np.array([5, 6, 5]))
-    tree = Tree.planted(np.array([0, 1]), np.array([2, 6]))
+    tree = Tree.from_roots(np.array([0, 1]), np.array([2, 6]))
     proposed, _ = drafter.expand(state, tree, np.array([0, 1]), 2, Drawing())
     others = Candidates(np.array([[7, 8]] * 2), np.zeros((2, 2)))
     tree = append(append(tree, np.array([0, 1]), proposed), np.array([0, 1]), others)
@@ -179,8 +179,8 @@ def test_the_text_is_searched_once_a_row(
 def test_commit_and_truncate_follow_the_text() -> None:
     drafter = PLDDrafter(PLD())
     state: tuple[Ints, ...] = (np.array([1, 2]), np.array([3]))
-    tree = Tree.planted(np.array([1]), np.array([4]))
-    after = drafter.commit(state, tree, Verdict((np.zeros(0, np.int64),), np.array([5])), TAPS)
+    tree = Tree.from_roots(np.array([1]), np.array([4]))
+    after = drafter.commit(state, tree, AcceptResult((np.zeros(0, np.int64),), np.array([5])), TAPS)
     assert [t.tolist() for t in after] == [[1, 2], [3, 4]]
     assert [t.tolist() for t in state] == [[1, 2], [3]], "the earlier state is as it was"
     assert [t.tolist() for t in drafter.truncate(after, np.array([1, 2]))] == [[1], [3, 4]]

@@ -29,13 +29,13 @@ from draftree.policies.trie import Trie as TriePolicy
 from draftree.policies.vct import VCT
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs
+from draftree.target.target import HiddenStateSpec
 from draftree.testing import random_table, table_target
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
-TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], Needs()).taps
+TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
 Document = list[int]
 Counts = dict[tuple[int, ...], int]
 
@@ -188,8 +188,8 @@ def drafted(model: RESTDrafter, text: Document, policy: Layered) -> dict[tuple[i
         candidates, state = model.expand(state, tree, frontier, k, Drawing())
         return candidates
 
-    roots = Tree.planted(np.array([0]), np.array(text[-1:], np.int64))
-    tree = policy.draft(draft, roots, COSTS, Room(np.array([50]), 1000), None)
+    roots = Tree.from_roots(np.array([0]), np.array(text[-1:], np.int64))
+    tree = policy.draft(draft, roots, COSTS, TreeBudget(np.array([50]), 1000), None)
     return {
         tuple(tree.tokens[tree.path(n)[1:]].tolist()): float(np.exp(tree.score[n]))
         for n in range(1, len(tree))
@@ -243,7 +243,7 @@ def test_nothing_found_is_nothing_drafted() -> None:
 def test_a_node_that_is_not_in_the_trie_is_searched_for_with_its_own_path() -> None:
     model = drafter([[0, 1, 2, 3, 3], [1, 3, 0, 2, 2]])
     state = model.start([np.array([0])], np.array([1]), TAPS)
-    tree = Tree.planted(np.array([0]), np.array([1]))
+    tree = Tree.from_roots(np.array([0]), np.array([1]))
     first, after = model.expand(state, tree, np.array([0]), 4, Drawing())
     assert first.tokens.tolist() == [[2]]
     given_ = Candidates(np.array([[2, 3]]), np.zeros((1, 2)))  # the second comes from elsewhere
@@ -265,7 +265,7 @@ def test_rows_do_not_mix() -> None:
     model = drafter([[0, 1, 2], [2, 1, 3]])
     texts = [np.array([0]), np.array([3, 3]), np.array([1, 2])]
     state = model.start(texts, np.array([1, 3, 1]), TAPS)
-    tree = Tree.planted(np.array([0, 1, 2]), np.array([1, 3, 1]))
+    tree = Tree.from_roots(np.array([0, 1, 2]), np.array([1, 3, 1]))
     together, _ = model.expand(state, tree, np.arange(3), 3, Drawing())
     assert np.where(together.log_q > -np.inf, together.tokens, -1).tolist() == [[2], [-1], [3]]
 
@@ -273,11 +273,11 @@ def test_rows_do_not_mix() -> None:
 def test_commit_and_truncate_follow_the_text_and_forget_what_was_found() -> None:
     model = drafter([[0, 1, 2, 3]])
     state = model.start([np.array([0]), np.array([3])], np.array([1, 0]), TAPS)
-    tree = Tree.planted(np.array([0, 1]), np.array([1, 0]))
+    tree = Tree.from_roots(np.array([0, 1]), np.array([1, 0]))
     candidates, state = model.expand(state, tree, np.arange(2), 1, Drawing())
     tree = tree.append(np.array([0]), candidates.tokens[0], np.zeros(1), np.zeros(1), candidates)
     after = model.commit(
-        state, tree, Verdict((np.array([2]), np.zeros(0, np.int64)), np.array([3, 1])), TAPS
+        state, tree, AcceptResult((np.array([2]), np.zeros(0, np.int64)), np.array([3, 1])), TAPS
     )
     assert [t.tolist() for t in after.texts] == [[0, 1, 2], [3, 0]]
     assert (len(after.trie.tokens), len(after.at)) == (0, 0)
@@ -394,7 +394,7 @@ def test_the_example_finds_something() -> None:
     model = REST().example(TARGET)
     candidates, _ = model.expand(
         Retrieval((np.array([1]),)),
-        Tree.planted(np.array([0]), np.array([2])),
+        Tree.from_roots(np.array([0]), np.array([2])),
         np.arange(1),
         9,
         Drawing(),

@@ -26,13 +26,13 @@ from draftree.policies.trie import Trie
 from draftree.policies.yield_ import Yield
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs
+from draftree.target.target import HiddenStateSpec
 from draftree.testing import random_table, table_target
-from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, SubtreeCandidates, Tree, TreeBudget
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
-TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], Needs()).taps
+TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
 TEXT = st.lists(st.integers(0, 2), max_size=24)
 TEXTS = st.lists(TEXT, max_size=5)
 
@@ -54,8 +54,8 @@ def reading(
     return drafter.start([ints(t) for t in texts], ints([0] * len(texts)), TAPS, carried)
 
 
-def planted(*texts: Sequence[int]) -> Tree:
-    return Tree.planted(np.arange(len(texts)), ints([t[-1] for t in texts]))
+def from_roots(*texts: Sequence[int]) -> Tree:
+    return Tree.from_roots(np.arange(len(texts)), ints([t[-1] for t in texts]))
 
 
 def below(tree: Tree, parent: int, *tokens: int) -> Tree:
@@ -86,7 +86,7 @@ def drafted(
     drafter = SuffixDrafter(knobs)
     state = reading(drafter, [text[:-1]], earlier)
     expand = lambda tree, frontier, k: drafter.expand(state, tree, frontier, k, Drawing())[0]
-    tree = Trie(nodes).draft(expand, planted(text), COSTS, Room(ints([500]), 500), None)
+    tree = Trie(nodes).draft(expand, from_roots(text), COSTS, TreeBudget(ints([500]), 500), None)
     return {
         tuple(tree.tokens[tree.path(n)[1:]].tolist()): float(np.exp(tree.score[n]))
         for n in range(1, len(tree))
@@ -102,7 +102,7 @@ def test_the_most_frequent_continuation_by_hand() -> None:
     # 2 = 8 tokens.
     text = [1, 2, 3, 4, 0, 1, 2, 3, 5, 7, 1, 2, 6, 9, 1, 2]
     drafter = SuffixDrafter(Suffix())
-    state, tree = reading(drafter, [text[:-1]]), planted(text)
+    state, tree = reading(drafter, [text[:-1]]), from_roots(text)
     assert asked(drafter, state, tree, [0]) == [pytest.approx({3: 2 / 3, 6: 1 / 3})]
     tree = below(tree, 0, 3, 6)
     three, six = asked(drafter, state, tree, [1, 2])
@@ -163,7 +163,7 @@ def test_a_repeated_document_gives_its_continuation() -> None:
 def test_nothing_found_is_nothing_drafted(text: list[int]) -> None:
     drafter = SuffixDrafter(Suffix())
     candidates, _ = drafter.expand(
-        reading(drafter, [text[:-1]], [[7, 8, 9]]), planted(text), ints([0]), 5, Drawing()
+        reading(drafter, [text[:-1]], [[7, 8, 9]]), from_roots(text), ints([0]), 5, Drawing()
     )
     assert candidates.tokens.shape == (1, 1)
     assert (candidates.log_q == -np.inf).all()
@@ -233,7 +233,7 @@ def test_drafts_are_those_of_a_plain_search(
     wanted = plain_draft(text, documents, knobs)
     drafter = SuffixDrafter(knobs)
     state = reading(drafter, [text[:-1]], documents)
-    tree = planted(text)
+    tree = from_roots(text)
     numbers = {(): 0}
     for path in wanted:
         numbers[path] = len(tree)
@@ -288,7 +288,7 @@ def test_of_too_many_places_those_with_the_longest_match_count() -> None:
     # are looked at: the three of the longer match, and of the others the latest.
     text = [5, 9, 1] * 3 + [9, 2] * 20 + [5, 9]
     drafter = SuffixDrafter(Suffix(places=4, factor=1, length=1))
-    (q,) = asked(drafter, reading(drafter, [text[:-1]]), planted(text), [0])
+    (q,) = asked(drafter, reading(drafter, [text[:-1]]), from_roots(text), [0])
     assert q == {1: 1.0}, "the pattern of two"
     limits = Limits(2, 1, 1.0, 0.0, 4)
     places, lengths = in_text(np.array(text, np.int32), len(text), limits)
@@ -325,7 +325,7 @@ def test_behind_a_node_of_another_drafter_a_draft_of_its_own_begins() -> None:
     drafter = SuffixDrafter(Suffix())
     state = reading(drafter, [text[:-1]])
     tree = below(
-        planted(text), 0, 3, 9, 7
+        from_roots(text), 0, 3, 9, 7
     )  # 3 is its own, 9 and 7 are not, and 7 never stood in the text
     tree = below(below(tree, 2, 3, 5), 4, 6)  # 9 3 goes on as in the text, 9 5 does not; 9 3 6 does
     assert asked(drafter, state, tree, [0, 1, 2, 3, 4, 5, 6]) == [
@@ -343,7 +343,7 @@ def test_a_draft_ends_where_it_was_cut() -> None:
     text = [1, 2, 3, 4, 5, 1, 2]
     drafter = SuffixDrafter(Suffix(factor=1))
     state = reading(drafter, [text[:-1]])
-    tree = below(below(planted(text), 0, 3), 1, 4)
+    tree = below(below(from_roots(text), 0, 3), 1, 4)
     assert asked(drafter, state, tree, [1, 2]) == [{4: 1}, {}], "α · p = 2 tokens"
 
 
@@ -351,12 +351,12 @@ def test_rows_do_not_mix_and_few_candidates_are_the_first() -> None:
     texts = [[1, 2, 3, 1, 2], [1, 5, 4], [1, 2, 9, 1, 2, 8, 1, 2]]
     drafter = SuffixDrafter(Suffix())
     state = reading(drafter, [t[:-1] for t in texts])
-    tree = Tree.planted(ints([0, 2]), ints([2, 2]))
+    tree = Tree.from_roots(ints([0, 2]), ints([2, 2]))
     assert asked(drafter, state, tree, [1, 0]) == [{8: 0.5, 9: 0.5}, {3: 1}]
     assert asked(drafter, state, tree, [1, 0], k=1) == [{8: 0.5}, {3: 1}]
     for row in (0, 2):
         alone = reading(drafter, [texts[row][:-1]])
-        assert asked(drafter, alone, planted(texts[row]), [0]) == asked(
+        assert asked(drafter, alone, from_roots(texts[row]), [0]) == asked(
             drafter, state, tree, [row // 2]
         )
 
@@ -401,7 +401,7 @@ def test_one_call_finds_what_layers_find(
     others: list[int],
 ) -> None:
     drafter = SuffixDrafter(knobs)
-    state, tree = reading(drafter, [text[:-1]], documents), planted(text)
+    state, tree = reading(drafter, [text[:-1]], documents), from_roots(text)
     tree = below(tree, 0, *others) if others else tree
     frontier = np.arange(len(tree))[-max(len(others), 1) :]  # nodes of another drafter, or the root
     found, after = drafter.below(state, tree, frontier, k, Drawing(), ints([deepest]))
@@ -422,7 +422,7 @@ def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
     drafter, costs = SuffixDrafter(Suffix()), Costs({1: 0.001}, {1: 1.0, 9: 1.4})
     state = reading(drafter, [text[:-1]])
     policy = Yield()
-    room = Room(ints([40]), 40)
+    room = TreeBudget(ints([40]), 40)
 
     class Layers(Search):
         def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
@@ -434,13 +434,16 @@ def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
     class Whole(Layers):
         searches, calls = True, 0
 
-        def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+        def below(
+            self, tree: Tree, frontier: Ints, k: int, deepest: Ints
+        ) -> SubtreeCandidates | None:
             self.calls += 1
             return drafter.below(state, tree, frontier, k, Drawing(), deepest)[0]
 
     one = Whole()
     whole, layered = (
-        policy.draft(each, planted(text), costs, room, policy.start()) for each in (one, Layers())
+        policy.draft(each, from_roots(text), costs, room, policy.start())
+        for each in (one, Layers())
     )
     assert one.calls == 1
     assert len(whole) > 4
@@ -455,15 +458,15 @@ def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
 
 
 def committed(drafter: SuffixDrafter, state: SuffixState, root: int, *tokens: int) -> SuffixState:
-    tree = Tree.planted(ints([0]), ints([root]))
+    tree = Tree.from_roots(ints([0]), ints([root]))
     for token in tokens:
         tree = below(tree, len(tree) - 1, token)
-    return drafter.commit(state, tree, Verdict((np.arange(1, len(tree)),), ints([0])), TAPS)
+    return drafter.commit(state, tree, AcceptResult((np.arange(1, len(tree)),), ints([0])), TAPS)
 
 
 def test_older_states_stay_as_they_were() -> None:
     drafter = SuffixDrafter(Suffix())
-    tree = planted([0])
+    tree = from_roots([0])
     states = [drafter.start([ints([0, 1, 0])], ints([0]), TAPS)]
     said = [asked(drafter, states[0], tree, [0])]
     for n in range(12):
@@ -482,7 +485,7 @@ def test_older_states_stay_as_they_were() -> None:
 def test_a_draft_is_kept_for_its_root_only() -> None:
     drafter = SuffixDrafter(Suffix())
     state = drafter.start([ints([1, 2, 3, 4])], ints([1]), TAPS)
-    one, other = planted([1]), planted([3])
+    one, other = from_roots([1]), from_roots([3])
     _, after = drafter.expand(state, one, ints([0]), 1, Drawing())
     assert asked(drafter, after, one, [0]) == [{2: 1}]
     assert asked(drafter, after, other, [0]) == [{4: 1}]
@@ -490,25 +493,25 @@ def test_a_draft_is_kept_for_its_root_only() -> None:
 
 
 def test_earlier_outputs_are_remembered_and_prompts_are_not() -> None:
-    tree = planted([3])
+    tree = from_roots([3])
     for session in (True, False):
         drafter = SuffixDrafter(Suffix(session=session))
         state = committed(drafter, drafter.start([ints([3, 7])], ints([3]), TAPS), 3, 4, 5)
         later = drafter.start([ints([0])], ints([3]), TAPS, drafter.carry(state))
         assert asked(drafter, later, tree, [0]) == ([{4: 1}] if session else [{}])
-        assert asked(drafter, later, planted([7]), [0]) == [{}], "7 stood in the prompt"
+        assert asked(drafter, later, from_roots([7]), [0]) == [{}], "7 stood in the prompt"
 
 
 @pytest.mark.parametrize("session", [True, False])
 def test_truncating_is_starting_anew_with_what_was_carried(session: bool) -> None:
     drafter = SuffixDrafter(Suffix(session=session))
     state = drafter.start([ints([1, 2, 3]), ints([2, 2])], ints([1, 0]), TAPS)
-    tree = below(Tree.planted(np.arange(2), ints([1, 0])), 0, 2, 3)
-    state = drafter.commit(state, tree, Verdict((ints([3]), ints([])), ints([2, 1])), TAPS)
+    tree = below(Tree.from_roots(np.arange(2), ints([1, 0])), 0, 2, 3)
+    state = drafter.commit(state, tree, AcceptResult((ints([3]), ints([])), ints([2, 1])), TAPS)
     state = drafter.commit(
         state,
-        Tree.planted(np.arange(2), ints([2, 1])),
-        Verdict((ints([]),) * 2, ints([0, 0])),
+        Tree.from_roots(np.arange(2), ints([2, 1])),
+        AcceptResult((ints([]),) * 2, ints([0, 0])),
         TAPS,
     )
     prompts = [ints([1, 2, 0, 3]), ints([1, 1])]
@@ -519,7 +522,7 @@ def test_truncating_is_starting_anew_with_what_was_carried(session: bool) -> Non
         == fresh.memory.tokens.tolist()
         == ([1, 3, 2, END, 0, 1, END] if session else [])
     )
-    tree = Tree.planted(np.arange(2), ints([3, 0]))
+    tree = Tree.from_roots(np.arange(2), ints([3, 0]))
     assert asked(drafter, cut, tree, [0, 1]) == asked(drafter, fresh, tree, [0, 1])
     again = drafter.carry(cut)
     assert again is None or again.memory.tokens.tolist() == cut.memory.tokens.tolist(), (

@@ -27,9 +27,9 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Taps, likeliest_tokens
+from draftree.target.target import HiddenStates, HiddenStateSpec, likeliest_tokens
 from draftree.testing import random_table, table_target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from selection import one_in
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
@@ -42,9 +42,11 @@ def ints(*values: int) -> Ints:
     return np.array(values, np.int64)
 
 
-def taps_of(top: Sequence[Sequence[int]] | None) -> Taps:
+def taps_of(top: Sequence[Sequence[int]] | None) -> HiddenStates:
     """The taps of a verified tree whose nodes have some likeliest tokens after them."""
-    return Taps({}, ints(), ints(), ints(), CACHE, None, None if top is None else torch.tensor(top))
+    return HiddenStates(
+        {}, ints(), ints(), ints(), CACHE, None, None if top is None else torch.tensor(top)
+    )
 
 
 def drafter_of(**knobs: Any) -> TokenRecyclingDrafter:
@@ -170,10 +172,14 @@ def test_merged_lists_have_no_token_twice() -> None:
 # What is learnt.
 
 
-def verified() -> tuple[Tree, Verdict, list[list[int]]]:
+def verified() -> tuple[Tree, AcceptResult, list[list[int]]]:
     """Root 1, children 2 and 3, below 2 the token 3 again; 2 and that 3 are accepted; then 6. And the tokens after each."""
-    tree = below(below(Tree.planted(ints(0), ints(1)), [0, 0], [2, 3]), [1], [3])
-    return tree, Verdict((ints(1, 3),), ints(6)), [[2, 9, 8], [3, 7, 5], [4, 4 + 1, 0], [6, 1, 2]]
+    tree = below(below(Tree.from_roots(ints(0), ints(1)), [0, 0], [2, 3]), [1], [3])
+    return (
+        tree,
+        AcceptResult((ints(1, 3),), ints(6)),
+        [[2, 9, 8], [3, 7, 5], [4, 4 + 1, 0], [6, 1, 2]],
+    )
 
 
 def learnt(drafter: TokenRecyclingDrafter) -> tuple[TokenRecyclingDrafter, Recycled]:
@@ -191,7 +197,7 @@ def test_all_verified_nodes_are_entered_and_the_accepted_one_counts() -> None:
         [6, 1, 2],
         [NONE] * 3,
     ]
-    tree = below(Tree.planted(ints(0), ints(6)), [0, 0], [3, 1])
+    tree = below(Tree.from_roots(ints(0), ints(6)), [0, 0], [3, 1])
     assert [list(q) for q in asked(drafter, state, tree, 0, 1, 2)] == [[], [6, 1, 2], [2, 9, 8]]
     assert [list(q) for q in asked(drafter, state, tree, 1, 2, k=2)] == [[6, 1], [2, 9]]
 
@@ -227,13 +233,13 @@ def test_rates_are_those_of_the_rank_among_equally_sure_lines() -> None:
     drafter, state = learnt(drafter_of(prompt=False))
     assert state.judged[0].sum() == 0, "nothing was known before the step"
     tree = below(
-        Tree.planted(ints(0), ints(1)), [0], [2]
+        Tree.from_roots(ints(0), ints(1)), [0], [2]
     )  # the line of 1 is 2 9 8, that of 2 is 3 7 5
     state = drafter.commit(
-        state, tree, Verdict((ints(1),), ints(7)), taps_of([[2, 0, 0], [7, 3, 0]])
+        state, tree, AcceptResult((ints(1),), ints(7)), taps_of([[2, 0, 0], [7, 3, 0]])
     )
     assert state.judged[0][:, 0].tolist() == [[2, 2, 2], [1, 1, 0]]
-    q = asked(drafter, state, Tree.planted(ints(0), ints(2)), 0)[0]
+    q = asked(drafter, state, Tree.from_roots(ints(0), ints(2)), 0)[0]
     rates = [
         (PRIOR * p + right) / (PRIOR + 2)
         for p, right in zip(MEASURED[0][:K], (1, 1, 0), strict=True)
@@ -241,7 +247,7 @@ def test_rates_are_those_of_the_rank_among_equally_sure_lines() -> None:
     assert q == pytest.approx(dict(zip((7, 3, 0), rates, strict=True))), (
         "7 was not the first before, so it is not sure"
     )
-    sure = asked(drafter, state, Tree.planted(ints(0), ints(1)), 0)[0]
+    sure = asked(drafter, state, Tree.from_roots(ints(0), ints(1)), 0)[0]
     assert sure[2] == pytest.approx(MEASURED[1][0]), "2 was confirmed once"
 
 
@@ -249,7 +255,7 @@ def test_q_falls_with_the_rank() -> None:
     drafter, state = learnt(drafter_of(prompt=False))
     odd = np.zeros_like(state.judged[0])
     odd[0], odd[1, :, 2] = 100, 90
-    (q,) = asked(drafter, replace(state, judged=(odd,)), Tree.planted(ints(0), ints(1)), 0)
+    (q,) = asked(drafter, replace(state, judged=(odd,)), Tree.from_roots(ints(0), ints(1)), 0)
     assert list(q) == [2, 9, 8]
     assert list(q.values()) == sorted(q.values(), reverse=True)
 
@@ -278,11 +284,11 @@ def test_other_rows_keep_what_they_have() -> None:
 
 def test_the_target_says_its_likeliest_tokens_after_every_node() -> None:
     cache = TARGET.new_cache(2, 32)
-    TARGET.prefill(cache, [ints(1, 2), ints(3)], Needs(top=4))
+    TARGET.prefill(cache, [ints(1, 2), ints(3)], HiddenStateSpec(top=4))
     tree = below(
-        Tree.planted(ints(0, 1), ints(5, 6)), [1, 0, 0, 1], [7, 8, 9, 10]
+        Tree.from_roots(ints(0, 1), ints(5, 6)), [1, 0, 0, 1], [7, 8, 9, 10]
     )  # rows are not in order
-    verified = TARGET.verify(cache, tree, Needs(top=4))
+    verified = TARGET.verify(cache, tree, HiddenStateSpec(top=4))
     assert verified.taps.top is not None
     wanted = np.argsort(-verified.logits.numpy(), axis=1, kind="stable")[:, :4]
     assert verified.taps.top.tolist() == wanted.tolist()
@@ -290,7 +296,7 @@ def test_the_target_says_its_likeliest_tokens_after_every_node() -> None:
     one = verified.taps.of_rows(tree, [1]).top
     assert one is not None
     assert one.tolist() == wanted[tree.row == 1].tolist()
-    assert TARGET.verify(cache, tree, Needs()).taps.top is None
+    assert TARGET.verify(cache, tree, HiddenStateSpec()).taps.top is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -308,7 +314,7 @@ class Faulty(Drafter[Recycled]):
         self.sizes: list[tuple[int, int]] = []
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> HiddenStateSpec:
         return self.drafter.needs
 
     def start(self, *args: Any) -> Recycled:
@@ -317,7 +323,9 @@ class Faulty(Drafter[Recycled]):
     def expand(self, *args: Any) -> tuple[Candidates, Recycled]:
         return self.drafter.expand(*args)
 
-    def commit(self, state: Recycled, tree: Tree, verdict: Verdict, taps: Taps) -> Recycled:
+    def commit(
+        self, state: Recycled, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Recycled:
         assert taps.top is not None
         self.sizes.append((len(taps.top), len(tree)))
         if 0 in tree.row:
@@ -331,7 +339,7 @@ class Faulty(Drafter[Recycled]):
 def test_a_row_without_drafts_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     for mistaken in (False, True):
         if mistaken:  # the tokens after all rows' nodes, and the tree of one row
-            monkeypatch.setattr(Taps, "of_rows", lambda self, tree, rows: self)
+            monkeypatch.setattr(HiddenStates, "of_rows", lambda self, tree, rows: self)
         drafter = Faulty(drafter_of())
         engine = Engine(TARGET, drafter, Chain(3), costs=COSTS)
         requests = [Request([1, 2], 20), Request([3, 4, 5], 20)]
@@ -427,7 +435,7 @@ def test_fused_with_another_that_needs_more_each_gets_its_own() -> None:
     fused = build(
         "drafter", "token_recycling:successors=2+suffix+token_recycling:successors=5"
     ).open(TARGET)
-    assert fused.needs == Needs(top=5)
+    assert fused.needs == HiddenStateSpec(top=5)
     assert not fused.replayable
     engine = Engine(TARGET, fused, Chain(3), costs=COSTS)
     requests = [Request([1, 2], 24)]

@@ -16,11 +16,11 @@ from draftree.engine import Engine, load
 from draftree.errors import UnknownName, UserError
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.target.target import Needs, Target, Verified
+from draftree.target.target import HiddenStateSpec, Target, Verified
 from draftree.testing.fakes import Always, Sometimes
 from draftree.text.completion import Completion, Token
 from draftree.text.options import Options
-from draftree.text.stop_strings import Stops, decode
+from draftree.text.stop_strings import StopStrings, decode
 from folders import target_folder
 
 PROMPT, LENGTH = "abcab", 30
@@ -153,7 +153,7 @@ def test_log_probabilities_are_plain_decodings(target: Target, options: dict[str
     plain = Engine(target, Sometimes([[]], 260), Chain(1))
     plain.plain([request], known.sampling, lambda events: told.extend(events[0].logprobs))
     text = np.array([*request.prompt, *(t.token for t in told)])
-    last = target.prefill(target.new_cache(1, 60), [text[:-1]], Needs()).logits[0]
+    last = target.prefill(target.new_cache(1, 60), [text[:-1]], HiddenStateSpec()).logits[0]
     assert told[-1].logprob == pytest.approx(float(torch.log_softmax(last, -1)[text[-1]]), abs=1e-9)
     for engine in every(target, asked):
         found = engine.complete(PROMPT, **asked)
@@ -472,4 +472,4 @@ def test_a_completion_says_its_log_probabilities_in_json(engine: Engine, target:
 
 
 def test_nothing_given_is_nothing_looked_for(target: Target) -> None:
-    assert Stops.of(target.tokenizer, ()) == Stops()
+    assert StopStrings.of(target.tokenizer, ()) == StopStrings()

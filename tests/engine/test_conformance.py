@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.medusa import MedusaDrafter
@@ -23,7 +23,7 @@ from draftree.drafters.neural.draft_state import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber, UserError
 from draftree.kernels.tree_verification import packed
-from draftree.loop import Parts, decode
+from draftree.loop import Components, decode
 from draftree.models.decoder import Decoder
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Layered, Policy, append
@@ -33,10 +33,10 @@ from draftree.registry import KINDS, check_exact, names, part
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 from draftree.sampling.params import Sampling
 from draftree.target import target as models_target
-from draftree.target.target import Needs, Probes, Taps, Target
+from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target
 from draftree.testing import (
     Always,
     Case,
@@ -50,13 +50,13 @@ from draftree.testing import (
 from draftree.testing.conformance import (
     CHECKS,
     COSTS,
-    EVERYWHERE,
+    FULL_CHECKS,
     PAIRWISE,
     SCRIPTED,
     batch_cases,
     pairwise,
 )
-from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree
 from selection import one_in
 
 
@@ -134,7 +134,7 @@ def test_case(suite: Suite, case: Case) -> None:
 def test_any_two_parts_meet_in_the_cases_that_run_here() -> None:
     """Where they are exact together; other pairings are refused, see the next test."""
     wanted = {c for c in cases(full=True) if c.check == "ragged" and exact(c)}
-    everywhere = [case for case in SOME if case.check in EVERYWHERE]
+    everywhere = [case for case in SOME if case.check in FULL_CHECKS]
     for kinds in combinations(("drafter", "policy", "acceptor"), 2):
         met, all_ = (
             {tuple(getattr(c, kind) for kind in kinds) for c in found}
@@ -225,7 +225,7 @@ def test_every_case_is_there() -> None:
         for kind, known in parts.items():
             assert {getattr(c, kind) for c in rest if c.check == check} == set(known)
     assert len(cases(full=True)) == prod(map(len, parts.values())) * (
-        len(EVERYWHERE) + len(PAIRWISE)
+        len(FULL_CHECKS) + len(PAIRWISE)
     )
 
 
@@ -248,13 +248,13 @@ class Credulous(Acceptor):
     survives_pruning: ClassVar[bool] = True
     keeps_text: ClassVar[bool] = True
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         paths, bonus = [], []
         for root in range(tree.roots):
             child = tree.children(root)[:1]
             paths.append(child)
             bonus.append(p.argmax(int(child[0]) if child.size else root))
-        return Verdict(tuple(paths), np.array(bonus))
+        return AcceptResult(tuple(paths), np.array(bonus))
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Hasty(Acceptor):
     survives_pruning: ClassVar[bool] = True
     keeps_text: ClassVar[bool] = True
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         right = Greedy().accept(tree, p, chance)
         return replace(
             right,
@@ -354,15 +354,15 @@ def test_the_table_model_notices_a_wrong_mask_position_or_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = table_target(random_table(4, 0))
-    prompt, roots = [np.array([1, 2, 3])], Tree.planted(np.array([0]), np.array([0]))
+    prompt, roots = [np.array([1, 2, 3])], Tree.from_roots(np.array([0]), np.array([0]))
     both = Candidates(np.array([[1, 2]]), np.zeros((1, 2)))
     tree = roots.append(np.array([0, 0]), np.array([1, 2]), np.zeros(2), np.zeros(2), both)
 
     def logits(spoil=lambda cache: None):  # type: ignore[no-untyped-def]
         cache = target.new_cache(1, 8)
-        target.prefill(cache, prompt, Needs())
+        target.prefill(cache, prompt, HiddenStateSpec())
         spoil(cache)
-        return target.verify(cache, tree, Needs()).logits
+        return target.verify(cache, tree, HiddenStateSpec()).logits
 
     table = target.decoder.model.lm_head.weight.T.reshape(5, 4, 4)
     assert torch.equal(logits(), torch.stack([table[3, 0], table[0, 1], table[0, 2]]))
@@ -473,7 +473,7 @@ class Window(Drafter[Committed]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Committed | None = None,
         rows: Ints | None = None,
     ) -> Committed:
@@ -493,7 +493,9 @@ class Window(Drafter[Committed]):
         visible = np.tri(2 * len(state), dtype=np.bool_) & (rows[:, None] == rows)
         return Probes(np.tile([5, 6], len(state)), rows, positions, visible)
 
-    def commit(self, state: Committed, tree: Tree, verdict: Verdict, taps: Taps) -> Committed:
+    def commit(
+        self, state: Committed, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Committed:
         assert taps.probe_logits is not None
         for root in range(tree.roots):
             row = int(tree.row[root])
@@ -507,8 +509,8 @@ def test_probes_ride_along_and_change_nothing(suite: Suite, rows: int) -> None:
     requests = [Request(suite.prompt(5 + 2 * n), 4 + 3 * n, number=n) for n in range(rows)]
     plans = [[*r.prompt, *suite.reference(r, Sampling())] for r in requests]
     window = Window(Always(plans, 61), 61)
-    texts = Rows(suite.target.new_cache(rows, 8))
-    for _ in decode(Parts(suite.target, window, VCT(2, 2), Greedy(), COSTS), texts, requests):
+    texts = SequenceBatch(suite.target.new_cache(rows, 8))
+    for _ in decode(Components(suite.target, window, VCT(2, 2), Greedy(), COSTS), texts, requests):
         pass
     assert texts.written == [suite.wanted(r, Sampling()) for r in requests]
     assert len(window.back) == len(texts.stats.steps)
@@ -569,17 +571,17 @@ def cache_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_sampling_for_all(patch: pytest.MonkeyPatch) -> None:
-    right = Rows.distributions
+    right = SequenceBatch.distributions
 
     def wrong(
-        self: Rows, tree: Tree, logits: torch.Tensor, *known: Any, **drawn: bool
+        self: SequenceBatch, tree: Tree, logits: torch.Tensor, *known: Any, **drawn: bool
     ) -> Distributions:
         p = right(self, tree, logits, *known, **drawn)
         greedy = self.requests[int(tree.row[0])].sampling.greedy
         p.greedy = lambda node: greedy
         return p
 
-    patch.setattr(Rows, "distributions", wrong)
+    patch.setattr(SequenceBatch, "distributions", wrong)
 
 
 @pytest.mark.parametrize(

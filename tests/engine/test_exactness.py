@@ -34,13 +34,13 @@ from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.traversal import Traversal
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
-from draftree.doctor.chi_square import detectable
+from draftree.doctor.chi_square import detectable_distance
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
-from draftree.loop import Parts, decode, plain
+from draftree.loop import Components, decode, plain
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
@@ -52,11 +52,11 @@ from draftree.sampling import keyed_noise
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.grammar import Constrained, Grammar
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 from draftree.sampling.params import Sampling
-from draftree.target.target import Taps
+from draftree.target.target import HiddenStates
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
-from draftree.tree import Candidates, Draw, Floats, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Draw, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 from frequencies import goodness
 from mistakes import Asking, RawBonus, Rounds, TwoDraws
@@ -278,8 +278,8 @@ def law(
     target, written = table_target(table, 8), list(requests) or [request(asked)]
 
     def run(chance: Branching) -> tuple[int, ...]:
-        rows = Rows(target.new_cache(len(written), 8), lambda _: chance)
-        parts = Parts(target, drafter(chance), policy, acceptor, COSTS)
+        rows = SequenceBatch(target.new_cache(len(written), 8), lambda _: chance)
+        parts = Components(target, drafter(chance), policy, acceptor, COSTS)
         for _ in decode(parts, rows, under(written, asked.sampling)):
             pass
         return tuple(itertools.chain(*rows.written))
@@ -395,7 +395,7 @@ def test_plain_decoding_has_the_targets_distribution() -> None:
     target, asked = table_target(TABLE), ASKED["many"]
 
     def run(chance: Branching) -> tuple[int, ...]:
-        rows = Rows(target.new_cache(1, 8), lambda _: chance)
+        rows = SequenceBatch(target.new_cache(1, 8), lambda _: chance)
         for _ in plain(target, Match(), rows, under([request(asked)], asked.sampling)):
             pass
         return tuple(rows.written[0])
@@ -441,7 +441,7 @@ class Searching(Drafter[None]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: None = None,
         rows: Ints | None = None,
     ) -> None:
@@ -457,7 +457,7 @@ class Searching(Drafter[None]):
         )
         return Candidates(tokens[:, :k], log_q[:, :k]), None
 
-    def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def commit(self, state: None, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> None:
         return None
 
     def truncate(self, state: None, lengths: Ints, rows: Ints | None = None) -> None:
@@ -473,7 +473,7 @@ class Mixed(Drafter[None]):
         chance: what it draws with.
     """
 
-    def __init__(self, searched: int, q: Tensor, chance: Chance) -> None:
+    def __init__(self, searched: int, q: Tensor, chance: RandomSource) -> None:
         self._searched = searched
         self._search = Searching()
         self._draw = TableDrafter(q, chance)
@@ -482,7 +482,7 @@ class Mixed(Drafter[None]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: None = None,
         rows: Ints | None = None,
     ) -> None:
@@ -494,7 +494,7 @@ class Mixed(Drafter[None]):
         drafter = self._search if tree.depth[frontier[0]] == self._searched else self._draw
         return drafter.expand(None, tree, frontier, k, drawing)
 
-    def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def commit(self, state: None, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> None:
         return None
 
     def truncate(self, state: None, lengths: Ints, rows: Ints | None = None) -> None:
@@ -745,8 +745,8 @@ def keyed(acceptor: Acceptor, policy: Policy, trials: int = TRIALS) -> list[list
     for first in range(0, trials, BATCH):
         requests = [Request((0,), 4, number=i) for i in range(first, first + BATCH)]
         rows, parts = (
-            Rows(target.new_cache(BATCH, 8)),
-            Parts(target, TableDrafter(SKEWED), policy, acceptor, COSTS),
+            SequenceBatch(target.new_cache(BATCH, 8)),
+            Components(target, TableDrafter(SKEWED), policy, acceptor, COSTS),
         )
         for _ in decode(parts, rows, under(requests, Sampling(1.0, seed=5))):
             pass
@@ -774,7 +774,7 @@ KEYED: dict[str, tuple[Acceptor, Policy]] = {
 
 @pytest.mark.parametrize("rule", KEYED)
 def test_texts_of_keyed_noise_have_the_targets_distribution(rule: str) -> None:
-    assert detectable(TRIALS, 15, LEVEL) == pytest.approx(0.083, abs=1e-3)
+    assert detectable_distance(TRIALS, 15, LEVEL) == pytest.approx(0.083, abs=1e-3)
     assert fair(keyed(*KEYED[rule])) > LEVEL
 
 
@@ -803,10 +803,10 @@ def test_match_with_coupled_drafts_writes_the_very_text_of_plain_decoding(policy
     asked, target = ASKED["many"], table_target(random_table(3, 4), 8)
     requests = [Request(PROMPT, LENGTH, number=i, processors=asked.processors) for i in range(100)]
     requests = under(requests, replace(asked.sampling, seed=3))
-    alone, rows = Rows(target.new_cache(100, 8)), Rows(target.new_cache(100, 8))
+    alone, rows = SequenceBatch(target.new_cache(100, 8)), SequenceBatch(target.new_cache(100, 8))
     for _ in plain(target, Match(), alone, requests):
         pass
-    for _ in decode(Parts(target, TableDrafter(FULL), policy, Match(), COSTS), rows, requests):
+    for _ in decode(Components(target, TableDrafter(FULL), policy, Match(), COSTS), rows, requests):
         pass
     assert rows.written == alone.written
     assert len({tuple(t) for t in rows.written}) > 5

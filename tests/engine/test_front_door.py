@@ -883,5 +883,5 @@ def test_options_are_served_or_told_in_a_line_at_length(
 def test_every_public_callable_is_in_these_tests() -> None:
     """Those that are results, or hold what others check, have no arguments of their own to be wrong."""
     results = {"Candidates", "Completion", "Conversation", "DraftreeError", "Engine", "Generation", "Target", "Token", "Tree",
-               "Handle", "RequestStats", "SchedulerOptions", "Update", "UserError", "Verdict", "demo_folder"}  # fmt: skip
+               "Handle", "RequestStats", "SchedulerOptions", "Update", "UserError", "AcceptResult", "demo_folder"}  # fmt: skip
     assert set(public.__all__) - results <= set(PUBLIC)

@@ -43,8 +43,8 @@ from draftree.drafters.neural.llama_modules import CACHE
 from draftree.engine import ENGINES, Engine, opened
 from draftree.errors import NotANumber
 from draftree.evaluation import suites
-from draftree.hf.generate import REFUSED, Hook
-from draftree.hf.generate_call import PURE, Call, prompts
+from draftree.hf.generate import UNSUPPORTED_OPTIONS, Hook
+from draftree.hf.generate_call import PURE_PROCESSORS, Call, prompts
 from draftree.models.decoder import Decoder
 from draftree.registry import build as build_part
 from draftree.sampling.params import Sampling
@@ -540,7 +540,7 @@ def test_pure_processors_guide_drafts_and_no_others() -> None:
     )
     guides = batch(seen).requests(Sampling())[0].guides
     assert len(guides) == len(seen) - 1
-    assert {type(g) for g in guides} <= PURE
+    assert {type(g) for g in guides} <= PURE_PROCESSORS
 
 
 class Told(BaseStreamer):
@@ -835,7 +835,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, how: str) -> None
 
 
 def test_every_refused_option_has_a_test() -> None:
-    assert set(REFUSED) <= {name for options, _ in REFUSALS.values() for name in options}
+    assert set(UNSUPPORTED_OPTIONS) <= {
+        name for options, _ in REFUSALS.values() for name in options
+    }
 
 
 def test_what_transformers_keeps_from_a_hook_the_engine_refuses() -> None:

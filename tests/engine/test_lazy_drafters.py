@@ -69,14 +69,14 @@ class Text:
 
     def bare(self, live: Sequence[int]) -> None:
         """A step in which nothing is drafted."""
-        self.step(Tree.planted(np.array(live), self.roots[list(live)]), [])
+        self.step(Tree.from_roots(np.array(live), self.roots[list(live)]), [])
 
     def bush(self) -> Tree:
         """Every row's root with two children, and a grandchild of the first."""
         rows = len(self.roots)
         parents = [*range(rows), *range(rows), *range(rows, 2 * rows)]
         return attach(
-            Tree.planted(np.arange(rows), self.roots),
+            Tree.from_roots(np.arange(rows), self.roots),
             parents,
             self.rng.integers(3, 60, len(parents)).tolist(),
         )

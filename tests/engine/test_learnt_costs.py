@@ -23,7 +23,7 @@ from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
-from draftree.evaluation.bench import priced
+from draftree.evaluation.bench import with_fixed_costs
 from draftree.measure_costs import settled_costs
 from draftree.policies.yield_ import Yield
 from draftree.request import Request
@@ -554,7 +554,7 @@ def test_all_drafters_are_counted_by_one_cost_curve_of_the_target(
         )
 
     monkeypatch.setattr("draftree.measure_costs.measure", measured)
-    tables = {d: e.costs for (d, _), e in priced(engines).items()}
+    tables = {d: e.costs for (d, _), e in with_fixed_costs(engines).items()}
     assert next(speeds, None) is None, "both were measured"
     assert [e.target for e in tables["pld"].entries] == [e.target for e in tables["edd"].entries]
 

@@ -22,7 +22,7 @@ from draftree.registry import check_exact
 from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.testing.fakes import Always, tiny_target
-from draftree.tree import Candidates, Draw, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Draw, Tree, TreeBudget
 from selection import one_in
 
 
@@ -41,7 +41,9 @@ class Looking(Policy):
     def start(self) -> int:
         return -1
 
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         frontier = np.arange(tree.roots)
         while (frontier := room.expandable(tree, frontier, self.depth)).size:
             found, before = expand(tree, frontier, 2), len(tree)
@@ -61,7 +63,9 @@ class Looking(Policy):
             "half": sum_ % 2 == 0,
         }[self.keeps]
 
-    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> int:
+    def observe(
+        self, memory: Any, tree: Tree, verdict: AcceptResult, work: Work, costs: Costs
+    ) -> int:
         return int(verdict.bonus[0])
 
 

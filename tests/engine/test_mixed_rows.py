@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from draftree.acceptors.rejection import Rejection
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.chain import Chain
@@ -64,7 +64,7 @@ def test_a_rule_that_does_not_serve_a_row_is_refused(requests: list[Request]) ->
 def test_more_requests_than_free_rows_are_refused_before_anything_changes(
     requests: list[Request],
 ) -> None:
-    rows = Rows(tiny_target().new_cache(3, 8))
+    rows = SequenceBatch(tiny_target().new_cache(3, 8))
     rows.admit(requests[:2])
     with pytest.raises(UserError, match="2 requests came, allowed are as many as rows are free: 1"):
         rows.admit(requests[2:4])

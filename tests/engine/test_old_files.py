@@ -11,7 +11,7 @@ import pytest
 from draftree import load
 from draftree.costs.curves import Costs, CostTable
 from draftree.evaluation.result_rows import read
-from draftree.evaluation.text_tables import shown
+from draftree.evaluation.text_tables import result_table
 from draftree.registry import build
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
@@ -36,7 +36,7 @@ def test_a_folder_drafts_what_it_drafted(name: str) -> None:
     verified = target.prefill(target.new_cache(1, 8), [text[:-1]], drafter.needs)
     state = drafter.start([text[:-1]], text[-1:], verified.taps)
     found, _ = drafter.expand(
-        state, Tree.planted(np.arange(1), text[-1:]), np.arange(1), 3, Drawing()
+        state, Tree.from_roots(np.arange(1), text[-1:]), np.arange(1), 3, Drawing()
     )
     there = np.isfinite(found.log_q[0])
     assert found.tokens[0][there].tolist() == DRAFTED[name]["tokens"]
@@ -68,7 +68,7 @@ def test_costs_are_read() -> None:
 def test_a_result_is_read_and_begun_again(draftree: Callable[..., tuple[int, str, str]]) -> None:
     result = read(Path("result.json"))
     assert [row["drafter"] for row in result["rows"]] == ["plain", "edd", "edd", "rest", "rest"]
-    assert [row["policy"] for row in shown(result["rows"])][:2] == ["", "chain:length=3"]
+    assert [row["policy"] for row in result_table(result["rows"])][:2] == ["", "chain:length=3"]
     asked = "bench --suite texts.jsonl --target target --drafter edd --policy chain:length=3 --max-new-tokens 24 --limit 3"
     assert (
         draftree(*asked.split(), "--costs", "costs.json", "--out", "again.json", "--json")[0] == 0

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 import draftree
 from draftree import Completion, Engine, load
 from draftree.aliases import INSTEAD, READERS, SAME
-from draftree.aliases.conversions import rewritten_loading
+from draftree.aliases.conversions import rewrite_load_arguments
 from draftree.errors import DraftreeWarning
 from draftree.integrations import other_tools
 from draftree.policies.chain import Chain
@@ -358,8 +358,8 @@ def test_bits_of_other_tools_are_a_way_to_quantize() -> None:
         ({"load_in_4bit": True}, "int4"),
         ({"bits": 4}, "int4"),
     ):
-        assert rewritten_loading(given) == {"quantize": told}
-    assert rewritten_loading({"bits": 3}) == {"bits": 3}
+        assert rewrite_load_arguments(given) == {"quantize": told}
+    assert rewrite_load_arguments({"bits": 3}) == {"bits": 3}
 
 
 def test_an_id_ends_a_text(names: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ PUBLIC = {
     "Tree",
     "Update",
     "UserError",
-    "Verdict",
+    "AcceptResult",
     "load",
     "speculate",
 }

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs, counted, counted_plain
 from draftree.engine import Engine, plain
-from draftree.evaluation.compare import compare, warm
-from draftree.evaluation.drafter_calibration import reached
+from draftree.evaluation.compare import compare, warm_up
+from draftree.evaluation.drafter_calibration import share_by_depth
 from draftree.metrics import Stats, Step, Work, repeated_ngrams, total
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
@@ -20,7 +20,7 @@ from draftree.sampling.distributions import Distributions
 from draftree.target.target import Probes, Target
 from draftree.testing import Always, Never, tiny_target
 from draftree.testing.fakes import Scripted
-from draftree.tree import Candidates, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Tree
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 
@@ -70,7 +70,7 @@ def test_a_comparison_begins_with_nothing_learnt(target: Target) -> None:
     first = engine.write([request], reuse=False)
     before = dict(engine.learned)
     assert before
-    warm(engine, request, baseline=True)
+    warm_up(engine, request, baseline=True)
     compare(engine, request, first)
     assert {key: id(value) for key, value in engine.learned.items()} == {
         key: id(value) for key, value in before.items()
@@ -230,11 +230,11 @@ def test_rows_count_each_for_itself_and_a_finished_row_no_more(target: Target) -
 
 
 def test_tokens_beyond_the_limit_are_not_emitted_but_count_for_tau(target: Target) -> None:
-    texts = Rows(target.new_cache(1, 8))
+    texts = SequenceBatch(target.new_cache(1, 8))
     texts.admit([Request([1, 2], 3)])
-    roots, p = Tree.planted(np.array([0]), np.array([2])), Distributions(torch.zeros(1, 3))
-    texts.emit(target, roots, p, Verdict((np.zeros(0, np.int64),), np.array([3])), step=False)
-    tree = Tree.planted(np.array([0]), np.array([3]))
+    roots, p = Tree.from_roots(np.array([0]), np.array([2])), Distributions(torch.zeros(1, 3))
+    texts.emit(target, roots, p, AcceptResult((np.zeros(0, np.int64),), np.array([3])), step=False)
+    tree = Tree.from_roots(np.array([0]), np.array([3]))
     for node, token in enumerate((4, 5, 6)):
         zero = np.zeros(1)
         tree = tree.append(
@@ -245,7 +245,9 @@ def test_tokens_beyond_the_limit_are_not_emitted_but_count_for_tau(target: Targe
             Candidates(np.array([[token]]), zero[None]),
         )
     probes = Probes(np.array([1, 2]), np.array([0, 0]), np.array([3, 4]), np.eye(2, dtype=np.bool_))
-    (event,) = texts.emit(target, tree, p, Verdict((np.array([1, 2, 3]),), np.array([7])), probes)
+    (event,) = texts.emit(
+        target, tree, p, AcceptResult((np.array([1, 2, 3]),), np.array([7])), probes
+    )
     assert (event.tokens, event.origins) == ([4, 5], ["drafted", "drafted"])
     assert texts.written == [[3, 4, 5]]
     assert texts.stats.new_tokens == 3
@@ -300,4 +302,4 @@ def test_a_depth_reached_in_exactly_half_the_steps_of_the_one_before(target: Tar
     found = Stats(0, steps, 0, 0, 0, [])
     assert found.acceptance_length == pytest.approx(2 - 2**-8, abs=1e-12)
     assert found.alpha == pytest.approx((2 - 2**-8) / 8, abs=1e-12)
-    assert reached(steps) == pytest.approx([2.0**-d for d in range(1, 9)], abs=1e-12)
+    assert share_by_depth(steps) == pytest.approx([2.0**-d for d in range(1, 9)], abs=1e-12)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, StopStringCriteria
 
 from draftree.data.prompts import encode
-from draftree.text.stop_strings import Decoded, Pieces, Stops, StopTexts, decode
+from draftree.text.stop_strings import Decoded, StopStrings, StopTexts, TextPieces, decode
 from draftree.weights import demo_folder
 from folders import byte_tokenizer
 
@@ -97,7 +97,7 @@ def test_a_decoder_that_rewrites_what_it_wrote_is_followed() -> None:
 def test_the_stop_text_that_is_complete_first_is_found(
     texts: tuple[str, ...], text: str, expected: object
 ) -> None:
-    assert Stops(texts).find(text) == expected
+    assert StopStrings(texts).find(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_stop_text_that_is_complete_first_is_found(
     ],
 )
 def test_what_may_begin_a_stop_text_is_held(texts: tuple[str, ...], text: str, held: int) -> None:
-    assert Stops(texts).held(text) == held
+    assert StopStrings(texts).held(text) == held
 
 
 @given(
@@ -121,8 +121,8 @@ def test_what_may_begin_a_stop_text_is_held(texts: tuple[str, ...], text: str, h
 )
 def test_pieces_are_the_text_before_the_stop_text(text: str, texts: list[str]) -> None:
     """Piece by piece as a text is written, ended by the criterion: nothing is shown that is cut away later."""
-    stops = Stops.of(BYTES, texts)
-    pieces = Pieces(BYTES, stops)
+    stops = StopStrings.of(BYTES, texts)
+    pieces = TextPieces(BYTES, stops)
     ends = StopTexts(BYTES, stops, 1)
     shown = ""
     ids = encode(BYTES, text)
@@ -137,28 +137,28 @@ def test_pieces_are_the_text_before_the_stop_text(text: str, texts: list[str]) -
 
 
 def test_pieces_come_as_soon_as_they_are_certain() -> None:
-    pieces = Pieces(BYTES, Stops(("END",)))
+    pieces = TextPieces(BYTES, StopStrings(("END",)))
     told = [pieces.add(token) for token in encode(BYTES, "aéE EN!END")]
     assert told == ["a", "", "é", "", "E ", "", "", "EN!", "", "", ""]
     assert (pieces.rest(), pieces.stop) == ("", "END")
-    cut = Pieces(BYTES)
+    cut = TextPieces(BYTES)
     assert [cut.add(token) for token in encode(BYTES, "xé")[:2]] == ["x", ""]
     assert cut.rest() == "\ufffd", "a character that was never finished"
 
 
 def test_a_special_token_stops_by_its_id() -> None:
-    stops = Stops.of(BYTES, ["<|user|>", "user"])
+    stops = StopStrings.of(BYTES, ["<|user|>", "user"])
     assert (stops.texts, stops.ids) == (("user",), {2: "<|user|>"})
     ends, text = StopTexts(BYTES, stops, 0), encode(BYTES, "ab")
     assert not ends(torch.tensor([text]))
     assert ends(torch.tensor([[*text, 2]]))
-    pieces = Pieces(BYTES, stops)
+    pieces = TextPieces(BYTES, stops)
     assert ("".join(map(pieces.add, [*text, 2])), pieces.stop) == ("ab", "<|user|>")
 
 
 def test_what_stands_in_the_prompt_stops_nothing() -> None:
     prompt, rest = encode(BYTES, "stop sto"), encode(BYTES, "p")
-    ends = StopTexts(BYTES, Stops(("stop",)), len(prompt))
+    ends = StopTexts(BYTES, StopStrings(("stop",)), len(prompt))
     assert not ends(torch.tensor([[*prompt, *rest]]))
     assert StopStringCriteria(BYTES, ["stop"])(torch.tensor([[*prompt, *rest]]), None).item(), (
         "transformers counts it"
@@ -166,7 +166,7 @@ def test_what_stands_in_the_prompt_stops_nothing() -> None:
 
 
 def test_the_criterion_is_a_function_of_the_ids() -> None:
-    ends = StopTexts(BYTES, Stops(("ab",)), 0)
+    ends = StopTexts(BYTES, StopStrings(("ab",)), 0)
     asked = ["a", "ab", "xa", "abx", "b", "xxab", "a", "ac", "acab"]
     assert [ends(torch.tensor([encode(BYTES, text)])) for text in asked] == [
         "ab" in text for text in asked
@@ -191,7 +191,7 @@ def test_transformers_criterion_says_the_same_of_longer_tokens(
 ) -> None:
     """In its words: tokens may run over either end of a stop text."""
     ids = [token for word in words for token in DEMO(word, add_special_tokens=False)["input_ids"]]
-    theirs, ours = StopStringCriteria(DEMO, texts), StopTexts(DEMO, Stops.of(DEMO, texts), 0)
+    theirs, ours = StopStringCriteria(DEMO, texts), StopTexts(DEMO, StopStrings.of(DEMO, texts), 0)
     for n in range(1, len(ids) + 1):
         shown = torch.tensor([ids[:n]])
         assert bool(theirs(shown, None)) == ours(shown), DEMO.decode(ids[:n])
@@ -205,7 +205,10 @@ def test_transformers_criterion_says_the_same_of_longer_tokens(
 )
 def test_transformers_criterion_says_the_same_of_bytes(text: str, texts: list[str]) -> None:
     ids = encode(BYTES, text)
-    theirs, ours = StopStringCriteria(BYTES, texts), StopTexts(BYTES, Stops.of(BYTES, texts), 0)
+    theirs, ours = (
+        StopStringCriteria(BYTES, texts),
+        StopTexts(BYTES, StopStrings.of(BYTES, texts), 0),
+    )
     for n in range(1, len(ids) + 1):
         shown = torch.tensor([ids[:n]])
         assert bool(theirs(shown, None)) == ours(shown), (text, texts, n)

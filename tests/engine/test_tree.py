@@ -16,7 +16,7 @@ from forests import attach
 def forests(draw: st.DrawFn) -> Tree:
     """Any forest: up to three rows, nodes behind any earlier ones."""
     rows = draw(st.integers(1, 3))
-    tree = Tree.planted(np.arange(rows), np.arange(rows) + 10)
+    tree = Tree.from_roots(np.arange(rows), np.arange(rows) + 10)
     parents = [draw(st.integers(0, n - 1)) for n in range(rows, rows + draw(st.integers(0, 14)))]
     return attach(tree, parents, range(20, 20 + len(parents)))
 
@@ -66,7 +66,7 @@ def test_a_selection_keeps_paths_and_remembers_numbers(tree: Tree, data: st.Data
 
 
 def test_a_selection_that_loses_a_parent_is_refused() -> None:
-    tree = attach(Tree.planted(np.arange(1), np.arange(1)), [0, 1], [5, 6])
+    tree = attach(Tree.from_roots(np.arange(1), np.arange(1)), [0, 1], [5, 6])
     with pytest.raises(AssertionError, match="lost its parent"):
         tree.select(np.array([True, False, True]))
     with pytest.raises(AssertionError, match="lost its parent"):
@@ -78,7 +78,7 @@ def test_sampled_nodes_keep_their_distributions() -> None:
     drawn = Candidates(
         np.array([[0, 1]]), q[:1].log().numpy(), q[:1].log(), Draw.WITH_REPLACEMENT, source=3
     )
-    roots = Tree.planted(np.array([0, 2]), np.array([7, 8]))
+    roots = Tree.from_roots(np.array([0, 2]), np.array([7, 8]))
     tree = roots.append(
         np.array([1, 1]),
         np.array([0, 1]),

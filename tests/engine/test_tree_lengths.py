@@ -11,12 +11,12 @@ from draftree.data.samples import Sample
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation.target_trace import Text
-from draftree.evaluation.tree_acceptance import counted, expected_length
+from draftree.evaluation.tree_acceptance import count_matches, expected_length
 from draftree.registry import build
 from draftree.request import Request
 from draftree.target.target import Target
 from draftree.testing.fakes import Coached, Sometimes, TableDrafter, tiny_target
-from draftree.training.held_out_metrics import TOKENS, _first
+from draftree.training.held_out_metrics import TOKENS, _first_learnt
 from draftree.training.training_job import Training
 
 V = 61
@@ -63,7 +63,7 @@ def half_right() -> TableDrafter:
     ],
 )  # fmt: skip
 def test_trees_of_a_drafter_that_is_half_right(policy, text, matched, reached, length) -> None:
-    found = counted(
+    found = count_matches(
         counting(), half_right(), build("policy", policy), [Text(np.array(text), 1)], UNIT
     )
     assert [f[: len(matched)].tolist() for f in found] == [matched, reached]
@@ -92,7 +92,7 @@ def test_along_its_own_text_trees_are_accepted_as_in_decoding(drafter, policy) -
         .write([Request(prompt, 30)])
         .stats.steps
     )
-    matched, reached = counted(
+    matched, reached = count_matches(
         target, helped(), build("policy", policy), [Text(np.array(plan), 3)], CHEAP
     )
     assert reached[0] == len(steps) < 28
@@ -105,7 +105,7 @@ def test_along_its_own_text_trees_are_accepted_as_in_decoding(drafter, policy) -
 def test_several_texts_count_as_each_alone() -> None:
     texts = [Text(np.arange(i, 12 + i), 1 + i % 2) for i in range(5)]
     count = lambda some: np.stack(
-        counted(counting(), half_right(), build("policy", "ddtree"), some, UNIT)
+        count_matches(counting(), half_right(), build("policy", "ddtree"), some, UNIT)
     )
     assert count(texts).tolist() == sum(count([text]) for text in texts).tolist()
 
@@ -113,11 +113,11 @@ def test_several_texts_count_as_each_alone() -> None:
 def test_the_first_that_is_learnt_is_gone_along() -> None:
     learn = np.zeros(90, np.bool_)
     learn[5:20], learn[30:], tokens = True, True, np.arange(90)
-    text = _first(Sample(tokens, learn))
+    text = _first_learnt(Sample(tokens, learn))
     assert text is not None
     assert (text.start, text.tokens.tolist()) == (5, list(range(20)))
     learn[5:20] = False
-    text = _first(Sample(tokens, learn))
+    text = _first_learnt(Sample(tokens, learn))
     assert text is not None
     assert (text.start, len(text.tokens)) == (30, 30 + TOKENS)
 

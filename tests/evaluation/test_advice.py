@@ -35,8 +35,8 @@ def engines(target: Target, costs: Costs = CHEAP) -> dict[advice.Pair, Engine]:
 
 
 def test_halves_do_not_hang_on_the_order() -> None:
-    first, other = advice.halves(REQUESTS)
-    again = advice.halves(REQUESTS[::-1])
+    first, other = advice.split_in_halves(REQUESTS)
+    again = advice.split_in_halves(REQUESTS[::-1])
     assert ([r.number for r in first], [r.number for r in other]) == tuple(
         [r.number for r in half] for half in again
     )
@@ -66,9 +66,9 @@ def test_a_verdict_is_what_its_interval_says(target: Target) -> None:
         ([0.9, 1.2], None, "Not told"),
     ):
         judged = found.judged | {"intervals": {"speedup": bounds}}
-        verdict = advice.Verdict(found.chosen, found.counted, judged)
+        verdict = advice.AcceptResult(found.chosen, found.counted, judged)
         assert verdict.speculate is wanted
-        assert advice.told(verdict, "demo").startswith(words)
+        assert advice.format_verdict(verdict, "demo").startswith(words)
     assert found.counted[found.chosen]["counted_speedup"] < 1, "drafting costs more than it brings"
 
 
@@ -78,12 +78,15 @@ def test_too_few_prompts_are_told(target: Target) -> None:
 
 
 def test_the_pairings_that_are_tried() -> None:
-    assert advice.pairings([], ("edd", "pct"), False) == [
+    assert advice.candidate_pairings([], ("edd", "pct"), False) == [
         ("edd", "pct"),
         ("suffix", "yield"),
         ("pld", "trie"),
     ]
-    assert advice.pairings(["vdm"], ("edd", "pct"), True)[:2] == [("vdm", "yield"), ("vdm", "pct")]
+    assert advice.candidate_pairings(["vdm"], ("edd", "pct"), True)[:2] == [
+        ("vdm", "yield"),
+        ("vdm", "pct"),
+    ]
 
 
 def test_the_command_says_one_verdict(quick: None, capsys) -> None:

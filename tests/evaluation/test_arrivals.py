@@ -11,7 +11,7 @@ import pytest
 from draftree.cli.app import main
 from draftree.engine import Engine
 from draftree.evaluation import arrivals
-from draftree.evaluation.arrivals import Served, arrival_times, row, serve
+from draftree.evaluation.arrivals import ServedRequest, arrival_times, figures_of_run, serve
 from draftree.evaluation.plain_decoding import plain_engine
 from draftree.policies.chain import Chain
 from draftree.registry import part
@@ -35,12 +35,14 @@ def test_arrivals_are_a_poisson_process_by_their_seed() -> None:
 
 
 def test_figures_of_a_run_are_counted_from_its_times() -> None:
-    def served(due: float, times: list[float], counts: list[int], accepted: int) -> Served:
+    def served(due: float, times: list[float], counts: list[int], accepted: int) -> ServedRequest:
         steps = len(times) - 1
         stats = RequestStats(3, sum(counts), steps, 4 * steps, accepted, 1, 0.0, 0.0, 0.0)
-        return Served(cast(Any, SimpleNamespace(stats=stats)), due, times, counts)
+        return ServedRequest(cast(Any, SimpleNamespace(stats=stats)), due, times, counts)
 
-    found = row([served(1.0, [1.5, 2.5, 3.1], [1, 2, 3], 3), served(2.0, [3.0], [1], 0)], 4.0)
+    found = figures_of_run(
+        [served(1.0, [1.5, 2.5, 3.1], [1, 2, 3], 3), served(2.0, [3.0], [1], 0)], 4.0
+    )
     assert (
         found["requests"],
         found["new_tokens"],
@@ -51,7 +53,7 @@ def test_figures_of_a_run_are_counted_from_its_times() -> None:
     assert found["time_between_tokens"]["median"] == pytest.approx(0.2), "0.5, 0.5, 0.2, 0.2, 0.2"
     assert found["time_between_updates"]["median"] == pytest.approx(0.8)
     assert (found["tokens_per_step"], found["nodes_per_step"]) == (2.5, 4.0)
-    assert row([served(0.0, [1.0], [1], 0)], 1.0)["time_between_tokens"] is None
+    assert figures_of_run([served(0.0, [1.0], [1], 0)], 1.0)["time_between_tokens"] is None
 
 
 def test_requests_are_submitted_when_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +150,10 @@ def test_engines_take_turns_with_batches() -> None:
         "pld": Engine(target, part("drafter", "pld")().example(target), Chain()),
     }
     requests = {name: [Request([5, 6, n], 4, number=n) for n in range(5)] for name in engines}
-    turns = [(name, [r.number for r in batch]) for name, batch in arrivals._turns(requests, 2)]
+    turns = [(name, [r.number for r in batch]) for name, batch in arrivals._alternate(requests, 2)]
     assert turns == [("plain", [0, 1]), ("pld", [0, 1]), ("pld", [2, 3]), ("plain", [2, 3])]
     done = list[int]()
-    found = arrivals.measured_in_batches(engines, requests, 2, SchedulerOptions(), done.append)
+    found = arrivals.measure_batches(engines, requests, 2, SchedulerOptions(), done.append)
     assert done == [2, 4, 6, 8]
     for figures in found.values():
         assert (figures["requests"], figures["new_tokens"], len(figures["seconds_of_batches"])) == (
@@ -170,7 +172,7 @@ def test_a_batch_size_does_not_remember_the_answers_of_another() -> None:
     engines = {"suffix": Engine(target, suffix, Chain())}
     requests = {"suffix": [Request([5, 6, n], 24, number=n) for n in range(4)]}
     first, again = (
-        arrivals.measured_in_batches(engines, requests, 2, SchedulerOptions())["suffix"]
+        arrivals.measure_batches(engines, requests, 2, SchedulerOptions())["suffix"]
         for _ in range(2)
     )
     assert engines["suffix"].carried is not None

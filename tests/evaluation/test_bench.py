@@ -21,8 +21,8 @@ from draftree.errors import UserError
 from draftree.evaluation import bootstrap, result_rows, step_codec, suites
 from draftree.evaluation import text_tables as shown_tables
 from draftree.evaluation.bench import Bench
-from draftree.evaluation.compare import difference
-from draftree.evaluation.grid import Cell, PromptResult, assemble, chosen, product
+from draftree.evaluation.compare import first_difference
+from draftree.evaluation.grid import Cell, PromptResult, assemble, choose_requests, product
 from draftree.evaluation.resume import Journal
 from draftree.metrics import Stats, Step, Work
 from draftree.policies.chain import Chain
@@ -95,7 +95,9 @@ def test_a_row_that_is_no_prompt_is_told_with_its_line(tmp_path: Path, row: str,
 def test_the_first_so_many_of_each_category(folder: str, prompts: Path, tmp_path: Path) -> None:
     engine = next(iter(assemble(lambda: Target.load(folder), [("pld", "chain")], None).values()))
     asked = suites.load(str(prompts)).prompts
-    numbers = lambda limit, each=None: [r.number for r in chosen(asked, engine, 12, limit, each)[0]]
+    numbers = lambda limit, each=None: [
+        r.number for r in choose_requests(asked, engine, 12, limit, each)[0]
+    ]
     everyone = numbers(None)
     firsts: dict[str, int] = {}
     for prompt in asked:
@@ -562,7 +564,7 @@ def test_a_policy_is_compared_with_the_others(
     assert "chain:length=1" in capsys.readouterr().out
     assert compare("--policy", "chian") == 2
     assert "did you mean 'chain'" in capsys.readouterr().err
-    beside = bootstrap.beside_plain(found)
+    beside = bootstrap.compare_to_plain(found)
     assert [(c.mine["drafter"], c.other["policy"]) for c in beside] == [
         (d, None) for d in ["pld"] * 2 + ["pld:ngram=1"] * 2
     ]
@@ -605,7 +607,9 @@ def test_a_narrow_terminal_loses_the_last_columns() -> None:
 def test_the_speed_up_is_shown_in_80_columns() -> None:
     done = [written(3, [1], [0.5])] * 2
     rows = shown_tables.readable(
-        shown_tables.shown([result_rows.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)])
+        shown_tables.result_table(
+            [result_rows.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)]
+        )
     )
     shown = narrowed(rows, 80, shown_tables.FIRST)
     console = Console(width=80, file=io.StringIO())
@@ -770,7 +774,7 @@ def test_a_difference_is_told_with_its_place_and_margin() -> None:
     request = Request([3, 1, 4], 6)
     plain = Engine(target, PLD().open(target), Chain()).plain([request]).tokens[0]
     wrong = [*plain[:2], (plain[2] + 1) % target.decoder.vocab, *plain[3:]]
-    found = difference(target, request, wrong, plain)
+    found = first_difference(target, request, wrong, plain)
     logits = target.decoder.model(torch.tensor([[3, 1, 4, *plain[:2]]])).logits[0, -1]
     second, best = logits.sort().values[-2:].tolist()
     assert found.token == 2

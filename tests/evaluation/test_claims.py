@@ -11,10 +11,10 @@ import pytest
 from draftree.acceptors.match import Match
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
-from draftree.evaluation.bootstrap import FEW
-from draftree.evaluation.drafter_calibration import GROUPS, Looked, grouped
-from draftree.evaluation.paper_claims import PLAIN, Claim, judged, named, summary
-from draftree.evaluation.paper_recipes import CLAIMS, TRAINED, selected
+from draftree.evaluation.bootstrap import TOO_FEW
+from draftree.evaluation.drafter_calibration import GROUPS, CandidateTrace, group_figures
+from draftree.evaluation.paper_claims import PLAIN, Claim, judge_claims, named, summary
+from draftree.evaluation.paper_recipes import CLAIMS, TRAINED, select_claims
 from draftree.registry import build, names
 
 
@@ -50,7 +50,7 @@ def result(gains: dict[str, float], noise: float = 0.02) -> dict[str, Any]:
 def test_a_claim_holds_ties_or_fails(gains: tuple[float, float], keeps: bool, wanted: str) -> None:
     claim = Claim("P", "1", "c", "f", "a x", "b y", keeps=keeps)
     saved = result(dict(zip(("a x", "b y"), gains, strict=True)), 0.2 if wanted == "ties" else 0.02)
-    (found,) = judged([claim], [saved], {}, {})
+    (found,) = judge_claims([claim], [saved], {}, {})
     assert found.verdict == wanted
     assert found.taus == gains
     assert found.cells()[""] == wanted
@@ -59,9 +59,9 @@ def test_a_claim_holds_ties_or_fails(gains: tuple[float, float], keeps: bool, wa
 
 def test_p_values_are_adjusted_for_all_claims_that_were_judged() -> None:
     saved = result({"a x": 1.02, "b y": 1.0}, 0.025)
-    alone = judged([Claim("P", "1", "c", "f", "a x", "b y")], [saved], {}, {})[0].ratio
+    alone = judge_claims([Claim("P", "1", "c", "f", "a x", "b y")], [saved], {}, {})[0].ratio
     named = [Claim("P", str(i), "c", "f", "a x", "b y", temperature=0.0) for i in range(30)]
-    once = judged(named, [saved], {}, {})
+    once = judge_claims(named, [saved], {}, {})
     assert alone is not None
     assert all(j.ratio is not None and j.ratio.p == alone.p for j in once), (
         "the same pairing thirty times is one comparison"
@@ -71,7 +71,7 @@ def test_p_values_are_adjusted_for_all_claims_that_were_judged() -> None:
     others = result({"a x": 1.02, "b y": 1.0} | {f"b y{i}": 1.0 for i in range(29)}, 0.025)
     others["rows"][1:] = [saved["rows"][1] | {"policy": r["policy"]} for r in others["rows"][1:]]
     others["rows"][0] = saved["rows"][0]
-    many = judged(
+    many = judge_claims(
         [Claim("P", "1", "c", "f", "a x", f"b y{i}") for i in range(29)] + named[:1],
         [others],
         {},
@@ -88,7 +88,7 @@ def test_both_halves_of_a_claim_have_one_verdict() -> None:
     for saved, wanted in ((kept, "holds"), (longer, "fails")):
         each = saved["rows"][0]["per_prompt"]
         each["nodes"] = [0.3 * n for n in each["nodes"]]
-        (found,) = judged([claim], [saved], {}, {})
+        (found,) = judge_claims([claim], [saved], {}, {})
         assert found.verdict == wanted, "fewer nodes alone do not make the claim"
         assert "of its passes" in found.cells()["here"]
         assert found.ratio is not None
@@ -102,7 +102,7 @@ def test_few_prompts_give_no_verdict(prompts: int, verdict: str) -> None:
     saved = result({"a x": 2.0, "b y": 1.0})
     for row in saved["rows"]:
         row["per_prompt"] = {name: values[:prompts] for name, values in row["per_prompt"].items()}
-    (found,) = judged([Claim("P", "1", "c", "f", "a x", "b y")], [saved], {}, {})
+    (found,) = judge_claims([Claim("P", "1", "c", "f", "a x", "b y")], [saved], {}, {})
     assert found.verdict == verdict
     assert f"{verdict}: 1" in summary([found])
     assert ("at least 8 prompts" in summary([found])) == (prompts < 8)
@@ -115,8 +115,10 @@ def test_a_pairing_may_name_its_rule() -> None:
     plain = result({"a x": 1.0, "b y": 1.0})
     claim = Claim("P", "1", "c", "f", "a x match:coupled=false", "b y match:coupled=false")
     assert claim.parts == {"a", "x", "b", "y"}
-    assert judged([claim], [plain, saved], {}, {})[0].taus == (2.0, 1.0)
-    assert judged([replace(claim, mine="a x", other="b y")], [saved, plain], {}, {})[0].taus == (
+    assert judge_claims([claim], [plain, saved], {}, {})[0].taus == (2.0, 1.0)
+    assert judge_claims([replace(claim, mine="a x", other="b y")], [saved, plain], {}, {})[
+        0
+    ].taus == (
         1.0,
         1.0,
     )
@@ -129,7 +131,7 @@ def test_a_pairing_is_compared_with_plain_decoding_on_its_own_costs() -> None:
         Claim("P", "1", "c", "f", "a x", PLAIN, "counted_seconds"),
         Claim("P", "1", "c", "f", "a x", PLAIN, level=1e-9),
     ]
-    found = judged(claims, [saved], {}, {})
+    found = judge_claims(claims, [saved], {}, {})
     assert found[0].verdict == "holds"
     assert found[0].ratio is not None
     assert found[0].ratio.value == pytest.approx(0.5, rel=0.02)
@@ -139,9 +141,9 @@ def test_a_pairing_is_compared_with_plain_decoding_on_its_own_costs() -> None:
 
 def test_groups_of_candidates_are_claims_by_their_places() -> None:
     """Six places, of which three are sure, and two of these right; the sixth no chain comes to."""
-    one = Looked(np.array([1, 2, 5, 1, 2, 1]), np.array([0, 0, 1, 0, 8, 0]), np.array([0.9, 0.8, 0.7, 0.1, 0.2, 0.9]),
+    one = CandidateTrace(np.array([1, 2, 5, 1, 2, 1]), np.array([0, 0, 1, 0, 8, 0]), np.array([0.9, 0.8, 0.7, 0.1, 0.2, 0.9]),
                  np.array([0.5, 0.5, 0.5, 3.0, 3.0, 3.0]), np.array([True] * 5 + [False]))  # fmt: skip
-    rows = {r["policy"]: r["per_prompt"] for r in grouped([one, one], "d")}
+    rows = {r["policy"]: r["per_prompt"] for r in group_figures([one, one], "d")}
     assert {name: (r["places"], r["tokens"]) for name, r in rows.items() if name != "closed-said"} == {
         "sure": ([3, 3], [2.0, 2.0]), "unsure": ([2, 2], [1.0, 1.0]), "upper-left": ([3, 3], [3.0, 3.0]),
         "deep": ([1, 1], [0.0, 0.0]), "lower-right": ([0, 0], [0.0, 0.0]), "open": ([3, 3], [2.0, 2.0]),
@@ -156,7 +158,9 @@ def test_groups_of_candidates_are_claims_by_their_places() -> None:
         Claim("P", "1", "c", "f", f"d {a}", f"d {b}", "places")
         for a, b in (("sure", "unsure"), ("closed-said", "closed"))
     ]
-    found = judged(claims, [{"rows": [], "places": grouped(looked, "d"), "provenance": {}}], {}, {})
+    found = judge_claims(
+        claims, [{"rows": [], "places": group_figures(looked, "d"), "provenance": {}}], {}, {}
+    )
     assert [j.ratio is not None and (j.ratio.value < 1) for j in found] == [True, True]
     assert found[0].cells()["here"].startswith("right 0.")
 
@@ -164,7 +168,7 @@ def test_groups_of_candidates_are_claims_by_their_places() -> None:
 def test_what_is_not_run_says_why() -> None:
     claims = [Claim("P", "1", "c", "f", "a x", "b y"), Claim("P", "2", "c", "f", not_run="needs a GPU"),
               Claim("P", "3", "c", "f", "a x", "z y")]  # fmt: skip
-    found = judged(claims, [result({"a x": 1.0})], {}, {"z": "no drafter 'z'"})
+    found = judge_claims(claims, [result({"a x": 1.0})], {}, {"z": "no drafter 'z'"})
     assert [j.verdict for j in found] == ["not run"] * 3
     assert [j.why for j in found] == [
         "no result has both at this temperature",
@@ -193,7 +197,7 @@ def test_every_pairing_of_the_papers_exists() -> None:
         if claim.by == "places":
             assert {side.partition(" ")[2] for side in (claim.mine, claim.other)} <= GROUPS.keys()
         assert claim.mine != PLAIN
-    assert {c.paper for c in selected(["eagle", "c2t"])} == {"EAGLE-2", "C2T"}
+    assert {c.paper for c in select_claims(["eagle", "c2t"])} == {"EAGLE-2", "C2T"}
 
 
 def test_the_command_replays_and_judges(tmp_path: Path, capsys) -> None:
@@ -210,7 +214,7 @@ def test_the_command_replays_and_judges(tmp_path: Path, capsys) -> None:
         and not c["mine"].startswith("glide-")
         for c in said["claims"]
     ]
-    assert [c["verdict"] for c in said["claims"]] == [FEW if ran else "not run" for ran in able]
+    assert [c["verdict"] for c in said["claims"]] == [TOO_FEW if ran else "not run" for ran in able]
     assert sum(able) >= 8
     assert (tmp_path / "t.t0.json").is_file()
     with pytest.raises(SystemExit, match="0"):

@@ -15,7 +15,7 @@ from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.dataset_formats import FORMATS, WITHHELD
-from draftree.evaluation.grid import FOLLOWING, conversations, product
+from draftree.evaluation.grid import QUESTION_STRIDE, conversations, product
 from draftree.evaluation.resume import Journal
 from draftree.registry import build
 from draftree.request import Request
@@ -118,7 +118,7 @@ def test_later_questions_keep_the_cache_and_write_what_a_fresh_one_writes(tmp_pa
     prompts = suites.load(f"mt_bench:{file(tmp_path, ROWS['mt_bench'])}").prompts
     first = Request(encode(target.tokenizer, prompts[0].content), 8, engine.eos, 0)
     requests = conversations(engine, prompts, [first])
-    assert [r.number for r in requests] == [0, FOLLOWING]
+    assert [r.number for r in requests] == [0, QUESTION_STRIDE]
     read = list[int]()
     target.decoder.model.register_forward_pre_hook(
         lambda _, __, how: read.append(how["input_ids"].shape[-1]), with_kwargs=True

@@ -28,19 +28,19 @@ def text(prompt: list[int], tokens: int) -> tuple[Text, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("script", "known"), [(Always, lambda n: min(n, oracle.DEEPEST)), (Never, lambda n: 0)]
+    ("script", "known"), [(Always, lambda n: min(n, oracle.MAX_REACH)), (Never, lambda n: 0)]
 )
 def test_what_is_always_right_reaches_the_end_and_what_never_is_nowhere(script, known) -> None:
     target, (one, plan) = tiny_target(), text([3, 1, 4], 30)
-    (reach,), _ = oracle.reaches(target, script([plan], 61), [one])
+    (reach,), _ = oracle.correct_tokens(target, script([plan], 61), [one])
     assert reach.tolist() == [known(n) for n in range(29, 0, -1)]
 
 
 def test_a_recording_gives_the_reach_of_the_target() -> None:
     target = tiny_target()
     texts, plans = zip(*(text(p, n) for p, n in (([3, 1, 4], 20), ([7, 2], 12))), strict=True)
-    live, _ = oracle.reaches(target, Sometimes(plans, 61), texts)
-    replayed, _ = oracle.reaches(Recording.of(target, texts), Sometimes(plans, 61), texts)
+    live, _ = oracle.correct_tokens(target, Sometimes(plans, 61), texts)
+    replayed, _ = oracle.correct_tokens(Recording.of(target, texts), Sometimes(plans, 61), texts)
     assert [r.tolist() for r in live] == [r.tolist() for r in replayed]
     assert [len(r) for r in live] == [19, 11]
     assert len({*live[0].tolist()}) > 2
@@ -49,7 +49,7 @@ def test_a_recording_gives_the_reach_of_the_target() -> None:
 @given(reach=st.lists(st.integers(0, 6), min_size=1, max_size=9), step=st.floats(0.05, 1.5))
 def test_no_division_of_a_text_is_cheaper(reach: list[int], step: float) -> None:
     costs, count = Costs({1: step}, {1: 1.0, 8: 2.0}), len(reach)
-    found = oracle.divided(np.array(reach), 5, costs)
+    found = oracle.fastest_division(np.array(reach), 5, costs)
     price = lambda depths: sum(
         d * costs.draft_seconds(1) + costs.target_seconds(1 + d) for d in depths
     )
@@ -67,15 +67,17 @@ def test_no_division_of_a_text_is_cheaper(reach: list[int], step: float) -> None
 
 def test_a_further_pass_that_does_not_pay_is_not_made() -> None:
     dear, cheap = Costs({1: 2.0}, {1: 1.0, 8: 1.1}), Costs({1: 0.01}, {1: 1.0, 8: 1.1})
-    assert set(oracle.divided(np.full(12, 9), 0, dear).depths) == {0}
-    assert max(oracle.divided(np.full(12, 9), 0, cheap).depths) == 9
+    assert set(oracle.fastest_division(np.full(12, 9), 0, dear).depths) == {0}
+    assert max(oracle.fastest_division(np.full(12, 9), 0, cheap).depths) == 9
 
 
 def test_an_oracle_s_row_is_priced_again_from_its_log() -> None:
     reach = [np.array([3, 2, 1, 0, 1, 0]), np.array([], np.int64), np.array([0, 0])]
     log = oracle.log("d", 0.0, [4, 9, 2], reach)
     row = oracle.row(log, COSTS, 0, overlap=0.8)
-    divisions = [oracle.divided(r, s, COSTS) for r, s in zip(reach, [4, 9, 2], strict=True)]
+    divisions = [
+        oracle.fastest_division(r, s, COSTS) for r, s in zip(reach, [4, 9, 2], strict=True)
+    ]
     assert row["counted_speedup"] == pytest.approx(
         sum(d.plain for d in divisions) / sum(d.seconds for d in divisions)
     )

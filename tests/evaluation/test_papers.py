@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from draftree.cli import app
-from draftree.evaluation.paper_recipes import CLAIMS, selected
+from draftree.evaluation.paper_recipes import CLAIMS, select_claims
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVED = json.loads((ROOT / "benchmarks" / "results" / "papers.json").read_text("utf-8"))["rows"]
@@ -62,7 +62,7 @@ def test_every_command_parses(papers: ModuleType) -> None:
 
 def test_a_table_of_this_script_has_claims_that_can_be_run(papers: ModuleType) -> None:
     for item in (i for i in papers.ITEMS if not i.run and not i.reason):
-        assert any(c.mine for c in selected([item.paper], [item.place])), item
+        assert any(c.mine for c in select_claims([item.paper], [item.place])), item
 
 
 def test_each_claim_has_a_saved_verdict_or_a_reason(papers: ModuleType) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from draftree import Request
 from draftree.acceptors.greedy import Greedy
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.engine import Engine
-from draftree.evaluation.step_profile import Ceilings, parts, per_token, profiled
+from draftree.evaluation.step_profile import Ceilings, parts, per_token, profile_step
 from draftree.metrics import Stats, Work, total
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
@@ -108,7 +108,7 @@ def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
         (Always, "commit", "draft bookkeeping"),
         (Greedy, "accept", "p, accepting"),
         (SlotCache, "keep_all", "committing"),
-        (Rows, "_cut", "text"),
+        (SequenceBatch, "_cut", "text"),
         (ForwardBatch, "forest", "packing, mask"),
     ],
 )
@@ -139,7 +139,7 @@ def test_floors_are_of_what_a_pass_reads_or_does(target: Target) -> None:
     assert slow_memory.floor(decoder, 8, 10) == pytest.approx((numbers + 10 * keys) * size)
     assert slow_arithmetic.floor(decoder, 8, 10) == pytest.approx(2 * numbers * 8)
     stats = Stats(1, work=[Work((), 4, 1, 9)], seconds=1.0, phases={"verify/model": 0.25})
-    (one, other) = profiled(target, stats)
+    (one, other) = profile_step(target, stats)
     assert (one.name, one.seconds, one.share, other.name) == ("target pass", 0.25, 0.25, "other")
     assert one.floor is not None
     assert 0 < one.floor < 0.25

@@ -81,7 +81,7 @@ def counted(result: dict[str, Any]) -> list[Any]:
 
 def test_the_same_costs_give_the_saved_figures(saved: Path) -> None:
     result = result_rows.read(saved)
-    again = reprice.recounted(
+    again = reprice.reprice_result(
         result, {d: CostTable.load(saved.parent / "costs.json") for d in reprice.drafters(result)}
     )
     for mine, before in zip(counted(again), counted(result), strict=True):
@@ -227,7 +227,7 @@ def test_a_derived_file_is_what_its_formula_gives(name: str) -> None:
     assert file["about"]["kind"] in ("derived", "published", "measured")
     assert machine.table.simulated
     if file["about"]["kind"] == "derived":
-        again = roofline.derived(name)
+        again = roofline.recompute_machine(name)
         assert again == file
         roof = machine.roofline
         assert roof is not None
@@ -256,7 +256,7 @@ def test_targets_are_those_of_the_published_fits(name: str, sample: str, context
 def test_what_a_drafter_reads_is_counted(kernels: str) -> None:
     target = Target.load("demo", kernels=kernels)
     work = {
-        d: roofline.drafting(target, build("drafter", d).open(target))
+        d: roofline.count_draft_reads(target, build("drafter", d).open(target))
         for d in ("vdm", "medusa", "suffix", "edd+suffix")
     }
     assert work["vdm"].layers == pytest.approx(1, abs=0.01), (
@@ -371,7 +371,7 @@ def test_no_document_shows_a_simulated_figure_without_the_word(tables: ModuleTyp
 
 def test_a_fake_target_has_its_own_share() -> None:
     target = tiny_target()
-    assert roofline.drafting(target, build("drafter", "pld").open(target)).layers == 0
+    assert roofline.count_draft_reads(target, build("drafter", "pld").open(target)).layers == 0
 
 
 def test_one_curve_prices_the_target_alike_for_all_drafters(

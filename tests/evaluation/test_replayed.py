@@ -14,11 +14,11 @@ from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import suites
-from draftree.evaluation.replay_target import Replayed
+from draftree.evaluation.replay_target import ReplayTarget
 from draftree.evaluation.target_trace import Text
 from draftree.evaluation.trace_store import Recordings
 from draftree.registry import build, own_names, part
-from draftree.target.target import Needs
+from draftree.target.target import HiddenStateSpec
 
 COSTS = Costs({1: 0.1, 32: 0.3}, {1: 1.0, 64: 2.0}, 0.05)
 
@@ -56,7 +56,7 @@ def test_a_replay_takes_the_steps_of_the_live_run(
         )
         wanted = replace(live, learned={}).write([request], reuse=False)
         text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
-        source = Replayed.along(target, text, live.drafter.needs.hidden)
+        source = ReplayTarget.along(target, text, live.drafter.needs.hidden)
         for _ in range(2):  # the second finds the caches as the first has left them
             replayed = replace(live, target=source, learned={})
             found = replayed.write([request], reuse=False)
@@ -83,7 +83,7 @@ def test_a_drafter_of_no_demo_is_replayed_step_by_step(target: Target, name: str
         (request,) = asked(target, 1, temperature, 6)
         wanted = replace(live, learned={}).write([request], reuse=False)
         text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
-        source = Replayed.along(target, text, live.drafter.needs.hidden)
+        source = ReplayTarget.along(target, text, live.drafter.needs.hidden)
         found = replace(live, target=source, learned={}).write([request], reuse=False)
         assert (found.tokens, found.stats.steps, found.stats.work) == (
             wanted.tokens,
@@ -97,13 +97,13 @@ def test_what_needs_passes_of_the_target_is_refused(target: Target) -> None:
     request = Request([5, 6, 7], 8)
     text = Text(np.array([5, 6, 7, 8, 9, 10]), 3)
     with pytest.raises(UserError, match="probes"):
-        replace(engine(target, "lookahead", "trie"), target=Replayed.along(target, text, ())).write(
-            [request]
-        )
+        replace(
+            engine(target, "lookahead", "trie"), target=ReplayTarget.along(target, text, ())
+        ).write([request])
     with pytest.raises(UserError, match="reads what was not accepted"):
         replace(
             engine(target, "suffix+token_recycling", "trie"),
-            target=Replayed.along(target, text, ()),
+            target=ReplayTarget.along(target, text, ()),
         ).write([request])
 
 
@@ -162,9 +162,9 @@ def test_recordings_are_kept_and_read_without_a_layer_of_the_target(
 
 
 def test_a_recording_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
-    Recordings.open(tmp_path / "of", target, [Needs()])
+    Recordings.open(tmp_path / "of", target, [HiddenStateSpec()])
     with pytest.raises(UserError, match="its dtype is float64, this target's is float32"):
-        Recordings.open(tmp_path / "of", Target.load("demo", dtype="float32"), [Needs()])
+        Recordings.open(tmp_path / "of", Target.load("demo", dtype="float32"), [HiddenStateSpec()])
     about = tmp_path / "of" / "recording.json"
     saved = json.loads(about.read_text())
     for change, told in (
@@ -174,16 +174,16 @@ def test_a_recording_of_another_target_is_refused(target: Target, tmp_path: Path
     ):
         about.write_text(json.dumps(saved | change))
         with pytest.raises(UserError, match=told):
-            Recordings.open(tmp_path / "of", target, [Needs()])
+            Recordings.open(tmp_path / "of", target, [HiddenStateSpec()])
     about.unlink()
     (tmp_path / "of" / "else").touch()
     with pytest.raises(UserError, match=r"holds no recording\.json"):
-        Recordings.open(tmp_path / "of", target, [Needs()])
+        Recordings.open(tmp_path / "of", target, [HiddenStateSpec()])
 
 
 def test_a_broken_recording_is_recorded_again_or_told(target: Target, tmp_path: Path) -> None:
     requests, folder = asked(target, 1, tokens=8), tmp_path / "of"
-    here = Recordings.open(folder, target, [Needs((-4,))])
+    here = Recordings.open(folder, target, [HiddenStateSpec((-4,))])
     here.record(requests)
     taps = next((folder / "taps").iterdir())
     whole, lines = taps.read_bytes(), (folder / "texts.jsonl").read_text()
@@ -191,7 +191,7 @@ def test_a_broken_recording_is_recorded_again_or_told(target: Target, tmp_path: 
     with pytest.raises(UserError, match="is not a recording"):
         here.recording(requests[0])
     (folder / "texts.jsonl").write_text(lines[: len(lines) // 2])  # broken off
-    again = Recordings.open(folder, target, [Needs((-4,))])
+    again = Recordings.open(folder, target, [HiddenStateSpec((-4,))])
     assert again.missing(requests) == requests
 
 
@@ -269,7 +269,7 @@ def test_a_replay_takes_the_drafter_s_time(pair: str) -> None:
             Text(np.array([*r.prompt, *d.tokens[0]], np.int64), len(r.prompt))
             for r, d in zip(requests, done, strict=True)
         ]
-        sources = [Replayed.along(small, text, live.drafter.needs.hidden) for text in texts]
+        sources = [ReplayTarget.along(small, text, live.drafter.needs.hidden) for text in texts]
         start = time.perf_counter()
         for source, request in zip(sources, requests, strict=True):
             replace(live, target=source, learned={}).write([request], reuse=False)

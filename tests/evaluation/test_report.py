@@ -16,7 +16,7 @@ from draftree.evaluation.drafter_calibration import (
     BINS,
     DEPTHS,
     RANKS,
-    Looked,
+    CandidateTrace,
     by_category,
     frontiers,
 )
@@ -71,7 +71,7 @@ def test_a_page_stands_by_itself_and_answers(folder: Path, capsys) -> None:
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
     pieces = re.findall(r'<span class="(drafted|bonus|prefill)">(?!drafted|chosen|read)', text)
-    best = report_text.ranked(result)[0]
+    best = report_text.rank_rows(result)[0]
     assert pieces.count("prefill") == 2
     assert len(pieces) == sum(best["per_prompt"]["tokens"])
     assert pieces.count("bonus") <= best["steps"]
@@ -112,7 +112,7 @@ def test_the_last_paragraph_says_what_the_figures_say() -> None:
     )
     assert "nothing was told apart" in report_text.verdict(fake({"same": 1.001}, 0.2))
     assert "speculate with d sure" in report_text.verdict(fake({"sure": 1.3}) | {})
-    assert "75%" in report_text.gaps(fake({"slow": 1.2, "fast": 1.5}))[0]
+    assert "75%" in report_text.gap_sentences(fake({"slow": 1.2, "fast": 1.5}))[0]
 
 
 def looked(
@@ -120,9 +120,9 @@ def looked(
     sure: list[float],
     reached: list[bool] | None = None,
     entropy: list[float] | None = None,
-) -> Looked:
+) -> CandidateTrace:
     count = len(rank)
-    return Looked(np.ones(count, np.int64), np.array(rank), np.array(sure), np.array(entropy or [0.5] * count),
+    return CandidateTrace(np.ones(count, np.int64), np.array(rank), np.array(sure), np.array(entropy or [0.5] * count),
                   np.array(reached or [True] * count))  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_a_drafter_that_is_always_right_has_rank_1_at_every_depth() -> None:
     requests = [Request([3, 1, n], 14, number=n) for n in range(1, 4)]
     written = plain(target, requests).tokens
     plans = [[*r.prompt, *w] for r, w in zip(requests, written, strict=True)]
-    found = Looked.along(target, Always(plans, 61), [Text(np.array(p), 3) for p in plans])
+    found = CandidateTrace.along(target, Always(plans, 61), [Text(np.array(p), 3) for p in plans])
     assert set(found.rank.tolist()) == {0}
     assert found.reached.all()
     assert max(found.depth) == DEPTHS

@@ -11,7 +11,7 @@ from draftree.data.prompts import question
 from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.dataset_formats import FORMATS, SPIDER
-from draftree.evaluation.grid import chosen
+from draftree.evaluation.grid import choose_requests
 
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "humaneval": ({"task_id": "a", "prompt": "\ndef f():\n    pass\n", "entry_point": "f", "test": ""},
@@ -48,22 +48,22 @@ def test_suites_are_joined_and_their_prompts_stay_apart(tmp_path: Path) -> None:
     two = file_of(
         tmp_path / "two.jsonl", {"id": "x", "conversation": [{"role": "user", "content": "C"}]}
     )
-    both = suites.joined([one, two])
+    both = suites.join_suites([one, two])
     assert both.name == "one+two"
     assert [p.category for p in both.prompts] == ["one", "c", "two"]
     assert len({p.number for p in both.prompts}) == 3
     assert [p.content for p in both.prompts] == [question("A"), question("B"), question("C")]
-    assert suites.joined([one]) == suites.load(one)
+    assert suites.join_suites([one]) == suites.load(one)
     with pytest.raises(UserError, match="two of them hold the same prompts"):
-        suites.joined([one, one])
+        suites.join_suites([one, one])
 
 
 def test_prompts_are_drawn_by_the_seed() -> None:
     from draftree.engine import load
 
     engine, prompts = load("demo", "pld", "chain"), suites.load("demo").prompts
-    take = lambda seed: [r.number for r in chosen(prompts, engine, 8, 4, shuffled=seed)[0]]
-    first = [r.number for r in chosen(prompts, engine, 8, 4)[0]]
+    take = lambda seed: [r.number for r in choose_requests(prompts, engine, 8, 4, shuffled=seed)[0]]
+    first = [r.number for r in choose_requests(prompts, engine, 8, 4)[0]]
     assert first == sorted(first)
     assert take(1) == take(1) == sorted(take(1))
     assert len({tuple(take(seed)) for seed in range(6)} | {tuple(first)}) > 4

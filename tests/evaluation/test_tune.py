@@ -10,7 +10,7 @@ from draftree.costs.curves import Costs, CostTable
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
 from draftree.evaluation.bootstrap import Ratio
-from draftree.evaluation.policy_search import Search, Tuned, space, spec
+from draftree.evaluation.policy_search import Search, SearchResult, search_space, spec
 from draftree.evaluation.trace_store import Recordings
 from draftree.registry import build
 from draftree.request import Request
@@ -39,13 +39,13 @@ def search(target: Target, folder: Path, policy: str) -> Search:
 
 
 def test_what_is_tried_follows_from_a_knobs_type_range_and_default() -> None:
-    found = space(build("policy", "pct"))
+    found = search_space(build("policy", "pct"))
     assert found["width"] == ("whole", 1, 20)
     assert found["gain"] == ("choice", [False, True], None)
     assert found["leaf_threshold"] == ("share", 0.01 / 16, 0.16)
-    assert set(space(build("policy", "pct"), ["width"])) == {"width"}
+    assert set(search_space(build("policy", "pct"), ["width"])) == {"width"}
     with pytest.raises(UserError, match="did you mean 'width'"):
-        space(build("policy", "pct"), ["widht"])
+        search_space(build("policy", "pct"), ["widht"])
     assert spec("pct", {"width": 3, "gain": False}) == "pct:width=3,gain=False"
     assert build("policy", "pct:width=3,gain=False").width == 3  # type: ignore[attr-defined]
 
@@ -74,7 +74,9 @@ def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_
 
 
 def test_the_default_is_kept_where_the_interval_includes_1() -> None:
-    of = lambda low, high: Tuned("chain:length=6", "chain", {}, {}, Ratio(1.02, low, high, 0.5), 8)
+    of = lambda low, high: SearchResult(
+        "chain:length=6", "chain", {}, {}, Ratio(1.02, low, high, 0.5), 8
+    )
     assert of(0.98, 1.05).told().startswith("Keep the default")
     assert of(1.01, 1.05).told().startswith("Use --policy chain:length=6")
 

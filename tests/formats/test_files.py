@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from draftree.errors import UserError
-from draftree.utils.files import Entries, checked, read_object, understood, whole, write_text
+from draftree.utils.files import Entries, as_user_error, checked, read_object, whole, write_text
 from draftree.utils.validated_dataclass import LARGEST
 
 
@@ -74,14 +74,14 @@ class Panic(BaseException):
     ],
 )  # fmt: skip
 def test_whatever_another_reader_raises_is_one_line(error: BaseException, told: str) -> None:
-    with pytest.raises(UserError) as raised, understood("t"):
+    with pytest.raises(UserError) as raised, as_user_error("t"):
         raise error
     assert str(raised.value) == told
 
 
 @pytest.mark.parametrize("error", [UserError("told already"), KeyboardInterrupt(), SystemExit(3)])
 def test_what_was_told_and_what_ends_a_program_stays(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, understood("t"):
+    with pytest.raises(type(error)) as raised, as_user_error("t"):
         raise error
     assert raised.value is error
 

@@ -69,7 +69,7 @@ def same(ours: Tensors, theirs: Tensors) -> bool:
 
 def drafts(t: Target, folder: Path) -> Tensor:
     """What a checkpoint drafts along two texts."""
-    return forward_parity.decoded(
+    return forward_parity.draft_log_probs(
         t,
         build("drafter", str(folder)).open(t),
         np.stack(texts([13, 13], np.random.default_rng(1))),

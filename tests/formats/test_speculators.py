@@ -74,7 +74,7 @@ def test_an_exported_one_opens_there_and_says_the_same(
     t = Target.load(str(folder), torch.float32)
     torch.manual_seed(0)
     fresh: Any = build("drafter", spec).fresh(t)
-    fresh.study(np.arange(t.decoder.vocab))
+    fresh.fit_vocabulary(np.arange(t.decoder.vocab))
     for parameter in fresh.model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     fresh.save(tmp_path / "ours")

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import draftree.engine
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.lm import LM, language_model
 from draftree.drafters.mtp import MTPLayer
 from draftree.engine import Engine
-from draftree.loop import Parts, State, admit, decode, step
+from draftree.loop import Components, State, admit, decode, step
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Eager, Graphs, Made, usual_capture
 from draftree.models.graph_runner import GraphRunner
 from draftree.models.kv_cache import SlotCache
 from draftree.models.rope_cache import RopeCache
-from draftree.models.shape_buckets import Ladder
+from draftree.models.shape_buckets import ShapeBuckets
 from draftree.registry import build, part
 from draftree.request import Request
 from draftree.sampling import devices as places
@@ -83,10 +83,10 @@ def test_texts_are_plain_ones(suite: Suite, recorder: Recorder, case: Case) -> N
 
 
 def test_sizes_are_few() -> None:
-    few = Ladder(few=True)
+    few = ShapeBuckets(few=True)
     assert [few.width(n) for n in (1, 2, 3, 5, 8, 9, 64)] == [1, 2, 4, 8, 8, 16, 64]
     assert [few.capacity(n) for n in (1, 256, 257)] == [256, 256, 512]
-    assert Ladder().width(9) == 9
+    assert ShapeBuckets().width(9) == 9
 
 
 class Waits(TorchFunctionMode):
@@ -251,10 +251,10 @@ def test_a_step_is_few_launches(
         if isinstance(layer, MTPLayer)
     ]
     writing, rule = (
-        Rows(target.new_cache(rows, 96)),
+        SequenceBatch(target.new_cache(rows, 96)),
         part("acceptor", "greedy" if sampling.greedy else "match")(),
     )
-    parts = Parts(target, drafts, build("policy", policy), rule, COSTS)
+    parts = Components(target, drafts, build("policy", policy), rule, COSTS)
     requests = [
         Request([7, 18, 29, 40, 51][: 5 - row], 60, sampling=sampling) for row in range(rows)
     ]
@@ -298,10 +298,10 @@ def test_a_step_of_a_tree_that_depends_on_values_waits_once(
     if drafter == "lm":
         drafts = language_model(target, target)
     model = drafts.decoder.model if drafter == "lm" else drafts.model
-    writing, grown = Rows(target.new_cache(rows, 768)), 0
+    writing, grown = SequenceBatch(target.new_cache(rows, 768)), 0
     costs = Costs({1: 0.01}, {1: 1.0, 64: 1.1})
     rule = part("acceptor", "greedy" if sampling.greedy else "match")()
-    parts = Parts(target, drafts, build("policy", policy), rule, costs)
+    parts = Components(target, drafts, build("policy", policy), rule, costs)
     requests = [
         Request([7, 18, 29, 40, 51][: 5 - row], 90, sampling=sampling) for row in range(rows)
     ]
@@ -349,12 +349,12 @@ def test_a_step_is_three_launches_and_one_for_each_layer(
     monkeypatch.setattr(places, "on_host", lambda device: False)
     recorder = Recorder()
     target = tiny_target(context=96, capture=Graphs(recorder))
-    drafts, writing = agreeing(target), Rows(target.new_cache(rows, 768))
+    drafts, writing = agreeing(target), SequenceBatch(target.new_cache(rows, 768))
     costs, rule = (
         Costs({1: 0.05}, {1: 1.0, 64: 1.3}),
         part("acceptor", "match" if temperature else "greedy")(),
     )
-    parts = Parts(target, drafts, build("policy", policy), rule, costs)
+    parts = Components(target, drafts, build("policy", policy), rule, costs)
     requests = [
         Request([7, 18, 29, 40, 51][: 5 - row], 80, sampling=Sampling(temperature))
         for row in range(rows)
@@ -525,10 +525,10 @@ def test_passes_that_cannot_be_recorded_run_as_they_are(
     texts = []
     for capture in (Graphs(Failing(begin)), Eager()):
         target = tiny_target(capture=capture)
-        rows, rule = Rows(target.new_cache(1, 8)), part("acceptor", "greedy")()
+        rows, rule = SequenceBatch(target.new_cache(1, 8)), part("acceptor", "greedy")()
         drafter = part("drafter", "pld")().open(target)
         with caplog.at_level(logging.WARNING, "draftree"):
-            for _ in decode(Parts(target, drafter, part("policy", "chain")(), rule, COSTS), rows, [
+            for _ in decode(Components(target, drafter, part("policy", "chain")(), rule, COSTS), rows, [
                 Request([7, 18, 29, 40, 51, 7, 18], 20)
             ]):  # fmt: skip
                 pass

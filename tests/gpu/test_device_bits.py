@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.errors import DraftreeWarning
-from draftree.loop import Parts, decode
+from draftree.loop import Components, decode
 from draftree.models.decoder import Decoder
 from draftree.models.graph_capture import Graphs
-from draftree.models.shape_buckets import Ladder
+from draftree.models.shape_buckets import ShapeBuckets
 from draftree.registry import build
 from draftree.request import Emitted, Request
 from draftree.sampling import devices
@@ -63,9 +63,9 @@ def written(
 ) -> tuple[list[list[int]], list[Emitted], bool]:
     """The texts of some requests, each step's part of them, and whether drafts were not finite."""
     target = single()
-    rows = Rows(target.new_cache(count, 96))
+    rows = SequenceBatch(target.new_cache(count, 96))
     rule = build("acceptor", "greedy" if sampling.greedy else "match")
-    parts = Parts(target, drafter(name, target, broken), build("policy", policy), rule, COSTS)
+    parts = Components(target, drafter(name, target, broken), build("policy", policy), rule, COSTS)
     requests = [
         Request([7, 18, 29, 40, 51][: 5 - i], 16, number=i, sampling=sampling) for i in range(count)
     ]
@@ -97,11 +97,11 @@ def test_trees_have_the_hosts_bits(
 ) -> None:
     """Ties, NaN and ∞ included; and the same nodes are accepted."""
     name, policy, broken = case
-    width = Ladder.width
-    monkeypatch.setattr(Ladder, "width", lambda self, n: width(self, max(n, WIDTH)))
+    width = ShapeBuckets.width
+    monkeypatch.setattr(ShapeBuckets, "width", lambda self, n: width(self, max(n, WIDTH)))
     monkeypatch.setattr(devices, "on_host", lambda device: False)
     texts, events, odd = written(name, policy, sampling, count, broken)
-    monkeypatch.setattr(Rows, "recorded", lambda *args: None)
+    monkeypatch.setattr(SequenceBatch, "recorded", lambda *args: None)
     host_texts, host_events, host_odd = written(name, policy, sampling, count, broken)
     assert texts == host_texts
     assert odd == host_odd

@@ -11,13 +11,13 @@ from torch import Tensor
 
 import draftree.drafting.step
 import draftree.loop
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.costs.model import Place, Size, Speed
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.lm import language_model
-from draftree.loop import Parts, State, admit, step
+from draftree.loop import Components, State, admit, step
 from draftree.models.graph_capture import Eager, Graphs
 from draftree.registry import build
 from draftree.request import Request
@@ -97,12 +97,14 @@ class Noted:
         self.seen.append(step)
 
 
-def steps(policy: str, costs: Any, count: int, sampling: Sampling = Sampling()) -> Iterator[Rows]:
+def steps(
+    policy: str, costs: Any, count: int, sampling: Sampling = Sampling()
+) -> Iterator[SequenceBatch]:
     """Steps of a target that is its own drafter, on what stands for a GPU."""
     target = tiny_target(context=96, capture=Graphs(Recorder()))
-    rows = Rows(target.new_cache(1, 96))
+    rows = SequenceBatch(target.new_cache(1, 96))
     rule = build("acceptor", "greedy" if sampling.greedy else "match")
-    parts = Parts(target, language_model(target, target), build("policy", policy), rule, costs)
+    parts = Components(target, language_model(target, target), build("policy", policy), rule, costs)
     _, state = admit(parts, rows, [Request([7, 18, 29], 90, sampling=sampling)], State())
     for _ in range(count):
         Event.recorded = []

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from draftree.acceptors.match import Match
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.models.graph_capture import Graphs
 from draftree.request import Request, under
 from draftree.sampling import devices
@@ -26,7 +26,7 @@ from draftree.sampling.draft_sampling import Drawing, coupled, drawn
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.logits_processors import FrequencyPenalty
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Verified
+from draftree.target.target import HiddenStateSpec, Verified
 from draftree.testing.fakes import Recorder, tiny_target
 from draftree.tree import Candidates, Draw, Tree
 
@@ -47,7 +47,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 def forest(draw: np.random.Generator, rows: int, vocab: int) -> Tree:
     """Trees of random tokens."""
-    tree = Tree.planted(np.arange(rows), draw.integers(0, vocab, rows))
+    tree = Tree.from_roots(np.arange(rows), draw.integers(0, vocab, rows))
     for _ in range(3):
         parents = np.unique(draw.integers(0, len(tree), 2 * rows))
         tokens = np.stack([draw.permutation(vocab)[:2] for _ in parents])
@@ -181,20 +181,22 @@ def test_coupled_drafting_never_waits(
         assert torch.equal(found[row], log_q[row]) is (temperature == 0)
 
 
-def grown(target_rows: int) -> Iterator[tuple[Rows, Tree, Verified]]:
+def grown(target_rows: int) -> Iterator[tuple[SequenceBatch, Tree, Verified]]:
     """Rows that write at temperature 1, a tree, and the pass over it, on what stands for a device."""
     target = tiny_target(context=96, capture=Graphs(Recorder()))
-    rows = Rows(target.new_cache(target_rows, 96))
+    rows = SequenceBatch(target.new_cache(target_rows, 96))
     rows.admit(
         under(
             [Request([7, 18, 29 + row], 60, number=row) for row in range(target_rows)],
             Sampling(1.0, top_p=0.9),
         )
     )
-    target.prefill(rows.cache, [np.array([7, 18, 29 + row]) for row in range(target_rows)], Needs())
+    target.prefill(
+        rows.cache, [np.array([7, 18, 29 + row]) for row in range(target_rows)], HiddenStateSpec()
+    )
     for seed in range(3):
         tree = forest(np.random.default_rng(seed), target_rows, 61)
-        yield rows, tree, target.verify(rows.cache, tree, Needs())
+        yield rows, tree, target.verify(rows.cache, tree, HiddenStateSpec())
 
 
 @pytest.mark.parametrize("target_rows", [1, 3])

@@ -131,8 +131,8 @@ def test_rotary_bases_are_compared_on_the_host() -> None:
     target.decoder.model.float()
     drafts: Any = EAGLE3().example(target)
     drafts.model.float()
-    for module in faults.rotaries(drafts.model, drafts).values():
-        faults.frequencies(module)[1:] *= 0.5
+    for module in faults.rotary_modules(drafts.model, drafts).values():
+        faults.rotary_frequencies(module)[1:] *= 0.5
     nothing: Any = None
     found = []
     for there in (False, True):
@@ -140,7 +140,7 @@ def test_rotary_bases_are_compared_on_the_host() -> None:
             moved(drafts.model)
             moved(target.decoder.stack)
         with WithoutFloat64():
-            alternatives = faults._ropes(target, drafts, nothing)
+            alternatives = faults._rope_alternatives(target, drafts, nothing)
             found.append([(each.cause, each.change) for each in alternatives])
     assert found[0] == found[1]
     assert found[0]

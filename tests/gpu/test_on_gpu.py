@@ -17,11 +17,11 @@ from test_device_sampling import SETTINGS, forest, of_tree, settings
 
 import draftree
 from draftree.acceptors.match import Match
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.kernels.log_exp import exp, log
 from draftree.kernels.philox import WORD, gumbel, gumbel_on_device
-from draftree.loop import Parts, State, admit, step
+from draftree.loop import Components, State, admit, step
 from draftree.models.graph_capture import Eager, Graphs
 from draftree.registry import part
 from draftree.request import Request
@@ -174,8 +174,8 @@ def test_a_step_waits_once(demo: Any, drafter: str, policy: str, sampling: Sampl
     engine = draftree.load(demo, drafter, policy, costs=CHEAP)
     rule = part("acceptor", "greedy" if sampling.greedy else "match")()
     parts, rows = (
-        Parts(demo, engine.drafter, engine.policy, rule, engine.step_costs),
-        Rows(demo.new_cache(1, 256)),
+        Components(demo, engine.drafter, engine.policy, rule, engine.step_costs),
+        SequenceBatch(demo.new_cache(1, 256)),
     )
     _, state = admit(parts, rows, [Request(list(PROMPTS[0]), 120, sampling=sampling)], State())
     for _ in range(12):

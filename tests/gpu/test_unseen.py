@@ -12,13 +12,13 @@ from transformers import LogitsProcessor
 
 import draftree.drafting.step
 from architectures import model
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.errors import DraftreeWarning
-from draftree.loop import Parts, State, admit, decode, release, step
+from draftree.loop import Components, State, admit, decode, release, step
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch, hide_far, write_mask
 from draftree.models.graph_capture import Capture, Eager, Graphs
@@ -41,7 +41,7 @@ from draftree.target.device_tree import Choose, Layers, Nodes
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Recorder, tiny_target
-from draftree.tree import Candidates, Drafted, Ints, Room, Tree
+from draftree.tree import Candidates, DraftVocab, Ints, Tree, TreeBudget
 from forests import random_forest
 from selection import one_in
 
@@ -125,10 +125,12 @@ def test_a_tree_is_the_hosts(policy: Policy, depth: tuple[int, ...]) -> None:
     for seed in range(6):
         paths, bounds = Paths(seed, broken=0.1 * (seed % 3)), np.array(depth)
         live, tokens = np.flatnonzero(bounds >= 0), np.arange(len(depth)) % VOCAB
-        roots, room = Tree.planted(live, tokens[live]), Room(np.maximum(bounds, 0), 512)
+        roots, room = Tree.from_roots(live, tokens[live]), TreeBudget(np.maximum(bounds, 0), 512)
         plan = policy.plan_step(Outlook(COSTS, roots, room, None, 9, 8 if seed % 2 else 120, 64))
         assert plan is not None
-        room = Room(room.depth, plan.nodes) if isinstance(policy, PCT) and plan.nodes else room
+        room = (
+            TreeBudget(room.depth, plan.nodes) if isinstance(policy, PCT) and plan.nodes else room
+        )
         wanted = policy.draft(paths.expand, roots, COSTS, room, None)
         grown = grow(plan, Fakes(paths, len(depth)), tokens, bounds, np.zeros_like(bounds))
         best = grown.nodes.best(grown.count, grown.rank(grown.nodes))
@@ -187,7 +189,10 @@ def test_a_tree_of_yield_is_the_hosts(costs: Costs, rows: int) -> None:
             recent=float(rng.uniform(0.3, 0.95)), beyond=float(rng.uniform(0, 1)), regret_budget=float(rng.uniform(0, 12)),
             gained=float(rng.uniform(0, 90)), spent=30.0,
         )  # fmt: skip
-        roots, room = Tree.planted(np.arange(rows), np.arange(rows) % VOCAB), Room(depth, 512)
+        roots, room = (
+            Tree.from_roots(np.arange(rows), np.arange(rows) % VOCAB),
+            TreeBudget(depth, 512),
+        )
         wanted = policy.draft(paths.expand, roots, costs, room, memory)
         plan = policy.plan_step(Outlook(costs, roots, room, memory, 12, 255, 32))
         if plan is None:
@@ -225,7 +230,10 @@ def test_a_tree_that_probes_is_the_hosts(rows: int) -> None:
             Paths(seed, broken=0.1 * (seed % 3)),
             np.minimum(np.random.default_rng(seed).integers(0, 6, rows), 1),
         )
-        roots, room = Tree.planted(np.arange(rows), np.arange(rows) % VOCAB), Room(depth, 512)
+        roots, room = (
+            Tree.from_roots(np.arange(rows), np.arange(rows) % VOCAB),
+            TreeBudget(depth, 512),
+        )
         for idle in (0.0, 500.0):
             memory = Learned(recent=0.05, regret_budget=9.0, idle=idle)
             wanted = policy.draft(paths.expand, roots, costs, room, memory)
@@ -314,7 +322,7 @@ def lm(
     if not shared:
         return LMDrafter(small)
     ids, vocab = torch.arange(3, 61, 2), target.decoder.vocab
-    return LMDrafter(small, Shared(Drafted(ids, vocab), ids, torch.arange(vocab) // 2))
+    return LMDrafter(small, Shared(DraftVocab(ids, vocab), ids, torch.arange(vocab) // 2))
 
 
 def one_layer(name: str, **knobs: Any) -> Callable[[Target], Drafter[Any]]:
@@ -376,11 +384,11 @@ def written(
     requests: Sequence[Request],
     context: int = 40,
     rule: str = "greedy",
-) -> tuple[Rows, list[Emitted], Any]:
+) -> tuple[SequenceBatch, list[Emitted], Any]:
     """Some requests' texts, each step's part of them, and the drafter's state in the end."""
     target = tiny_target(context, capture=capture)
-    rows = Rows(target.new_cache(len(requests), 8))
-    parts = Parts(target, drafter(target), policy, build("acceptor", rule), COSTS)
+    rows = SequenceBatch(target.new_cache(len(requests), 8))
+    parts = Components(target, drafter(target), policy, build("acceptor", rule), COSTS)
     steps = list(decode(parts, rows, requests))
     return rows, [event for events, _ in steps for event in events], steps[-1][1].drafter
 
@@ -389,7 +397,9 @@ def prompt(length: int) -> list[int]:
     return [(7 + 11 * (i % 5)) % 61 for i in range(length)]
 
 
-def same(ours: tuple[Rows, list[Emitted], Any], theirs: tuple[Rows, list[Emitted], Any]) -> None:
+def same(
+    ours: tuple[SequenceBatch, list[Emitted], Any], theirs: tuple[SequenceBatch, list[Emitted], Any]
+) -> None:
     """Texts, trees, figures and what the drafter has read are the same, but for the last bits of log q, keys and values."""
     assert ours[0].written == theirs[0].written
     a, b = ours[0].stats, theirs[0].stats
@@ -475,9 +485,9 @@ def test_layers_with_windows_and_other_architectures(name: str, unseen: list[int
     runs = []
     for capture in (Graphs(Recorder()), Eager()):
         target = Target(Decoder(model(name), capture=capture))
-        rows = Rows(target.new_cache(2, 8))
+        rows = SequenceBatch(target.new_cache(2, 8))
         drafter = DRAFTERS["edd-vocabulary"](target)
-        parts = Parts(
+        parts = Components(
             target, drafter, EAGLE2(nodes=9, depth=4, width=3), part("acceptor", "greedy")(), COSTS
         )
         steps = list(decode(parts, rows, requests))
@@ -493,8 +503,8 @@ def test_rows_come_and_go(unseen: list[int]) -> None:
 
     def run(capture: Capture) -> list[list[int]]:
         target = tiny_target(capture=capture)
-        rows = Rows(target.new_cache(3, 8))
-        parts = Parts(
+        rows = SequenceBatch(target.new_cache(3, 8))
+        parts = Components(
             target,
             lm(target, 0.01),
             EAGLE2(nodes=9, depth=4, width=3),

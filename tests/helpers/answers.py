@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 
 
-class Answers(Chance):
+class Answers(RandomSource):
     """Answers as it is told, and keeps what it was asked.
 
     Args:

@@ -56,7 +56,7 @@ from draftree.registry import build, names, part
 from draftree.request import Request
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
 from draftree.target import exactness, gguf
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.testing.conformance import COSTS
 from draftree.text.option_fields import Parameters
 from draftree.training.distributed import Processes
@@ -362,7 +362,7 @@ def findings(folder: Path) -> None:
         mock.patch.object(probe, "probe", return_value=SPEED),
     ):
         probe._known_speed("cpu", torch.float32)
-        exactness.looked_into(target("llama").decoder, priced=True)
+        exactness.probe_batch_invariance(target("llama").decoder, priced=True)
         packed_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
@@ -375,7 +375,7 @@ def refound(folder: Path) -> None:
         assert (
             0 < size.estimate(probe._known_speed("cpu", torch.float32), Place(4, 50, 1)) < math.inf
         )
-        exactness.looked_into(target("llama").decoder, priced=True)
+        exactness.probe_batch_invariance(target("llama").decoder, priced=True)
         packed_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
@@ -384,7 +384,7 @@ def recordings(folder: Path) -> None:
 
 
 def recorded(folder: Path) -> None:
-    found = Recordings.open(folder, recorded_target(), [Needs((1,), (0,))])
+    found = Recordings.open(folder, recorded_target(), [HiddenStateSpec((1,), (0,))])
     found.record([PROMPT])
     assert found.source(PROMPT)
     tokens = (
@@ -441,7 +441,7 @@ def sharded(folder: Path) -> None:
         Sample(np.arange(3, 15), np.arange(12) >= 3),
         Sample(np.arange(5, 17), np.arange(12) >= 3),
     ]
-    found = Shards.at(folder, target("llama"), samples, Needs((1,), (0,)))
+    found = Shards.at(folder, target("llama"), samples, HiddenStateSpec((1,), (0,)))
     found.fill(Processes.on(torch.device("cpu")))
     found.batch([0, 1])
 

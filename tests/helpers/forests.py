@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCAB
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 
 NOISE = 5e-6
 """float64 models still carry transformers' float32 norms and softmax."""
@@ -23,21 +23,21 @@ def attach(tree: Tree, parents: Sequence[int], tokens: Sequence[int]) -> Tree:
     return tree
 
 
-def planted(rows: int, rng: np.random.Generator) -> Tree:
+def from_roots(rows: int, rng: np.random.Generator) -> Tree:
     """A root for each row."""
-    return Tree.planted(np.arange(rows), rng.integers(3, VOCAB, rows))
+    return Tree.from_roots(np.arange(rows), rng.integers(3, VOCAB, rows))
 
 
 def random_forest(rows: int, nodes: int, rng: np.random.Generator, reach: int = 6) -> Tree:
     """Nodes behind random earlier ones, recent ones preferred; the rows' nodes lie mixed."""
-    tree = planted(rows, rng)
+    tree = from_roots(rows, rng)
     parents = [int(rng.integers(max(0, n - reach), n)) for n in range(rows, rows + nodes)]
     return attach(tree, parents, rng.integers(3, VOCAB, nodes).tolist())
 
 
 def full_forest(rows: int, rng: np.random.Generator, width: int = 4, depth: int = 2) -> Tree:
     """Every node down to a depth has `width` children."""
-    tree, layer = planted(rows, rng), list(range(rows))
+    tree, layer = from_roots(rows, rng), list(range(rows))
     for _ in range(depth):
         parents = [p for p in layer for _ in range(width)]
         layer = list(range(len(tree), len(tree) + len(parents)))
@@ -76,17 +76,17 @@ def after_paths(model: PreTrainedModel, committed: Sequence[Ints], tree: Tree) -
     return logits[torch.arange(len(ids)), torch.tensor([len(text) - 1 for text in ids])]
 
 
-def some_verdict(tree: Tree, rng: np.random.Generator) -> Verdict:
+def some_verdict(tree: Tree, rng: np.random.Generator) -> AcceptResult:
     """For each root the path to its deepest node, the last of them where several are, so that rejected ones lie before."""
     paths = []
     for root in range(tree.roots):
         mine = tree.of_row(int(tree.row[root]))
         deepest = mine[tree.depth[mine] == tree.depth[mine].max()][-1]
         paths.append(tree.path(int(deepest))[1:])
-    return Verdict(tuple(paths), rng.integers(3, VOCAB, tree.roots))
+    return AcceptResult(tuple(paths), rng.integers(3, VOCAB, tree.roots))
 
 
-def grown(committed: Sequence[Ints], tree: Tree, verdict: Verdict) -> list[Ints]:
+def grown(committed: Sequence[Ints], tree: Tree, verdict: AcceptResult) -> list[Ints]:
     """The committed texts with root and accepted nodes."""
     found = list(committed)
     for root, path in enumerate(verdict.paths):

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import chi2
 
-from draftree.doctor.chi_square import ChiSquare, pooled
+from draftree.doctor.chi_square import ChiSquare, pool_outcomes
 
 
 def goodness(counts: ArrayLike, p: ArrayLike) -> ChiSquare:
@@ -20,7 +20,7 @@ def goodness(counts: ArrayLike, p: ArrayLike) -> ChiSquare:
     expected = expected * (found.sum() / expected.sum())
     if (found[expected == 0] > 0).any():
         return ChiSquare(math.inf, max(int((expected > 0).sum()) - 1, 0), 0.0)
-    bins = pooled(expected)
+    bins = pool_outcomes(expected)
     found, expected = np.bincount(bins, found), np.bincount(bins, expected)
     statistic = float(((found - expected) ** 2 / np.where(expected > 0, expected, 1)).sum())
     dof = len(expected) - 1

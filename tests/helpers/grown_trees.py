@@ -6,7 +6,7 @@ import numpy as np
 
 from draftree.costs.curves import Costs
 from draftree.policies.base import Expand, Policy
-from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.tree import Candidates, Ints, Tree, TreeBudget
 
 COSTS = Costs({1: 0.25}, {1: 1.0})
 
@@ -39,7 +39,11 @@ def grown(
 ) -> Tree:
     rows = np.arange(len(depth))
     return policy.draft(
-        expand, Tree.planted(rows, rows), costs, Room(np.array(depth), nodes), policy.start()
+        expand,
+        Tree.from_roots(rows, rows),
+        costs,
+        TreeBudget(np.array(depth), nodes),
+        policy.start(),
     )
 
 

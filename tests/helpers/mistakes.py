@@ -9,8 +9,8 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor, proposal, walk
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Tree
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Asking(Acceptor):
     def draw(self) -> Draw:
         return self.kind
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         return self.rule.accept(tree, p, chance)
 
 
@@ -37,7 +37,7 @@ class RawBonus(Acceptor):
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         def choose(node: int) -> int:
             place = int(tree.row[node]), int(tree.depth[node])
             token = chance.categorical(p(node), *place)
@@ -55,7 +55,7 @@ class TwoDraws(Acceptor):
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         def choose(node: int) -> int:
             place = int(tree.row[node]), int(tree.depth[node])
             for child in tree.children(node):
@@ -87,7 +87,7 @@ class Rounds(Acceptor):
     def draw(self) -> Draw:
         return Draw.WITH_REPLACEMENT if self.replacement else Draw.WITHOUT_REPLACEMENT
 
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         paths, bonus = [], []
         for root in range(tree.roots):
             path, found = [root], True
@@ -99,10 +99,10 @@ class Rounds(Acceptor):
             bonus.append(
                 chance.categorical(last / last.sum(), int(tree.row[root]), int(tree.depth[here]))
             )
-        return Verdict(tuple(paths), np.array(bonus, np.int64))
+        return AcceptResult(tuple(paths), np.array(bonus, np.int64))
 
     def _round(
-        self, tree: Tree, node: int, p: Distributions, chance: Chance, path: list[int]
+        self, tree: Tree, node: int, p: Distributions, chance: RandomSource, path: list[int]
     ) -> tuple[bool, Tensor]:
         left, gone = p(node), list[int]()
         for index, child in enumerate(tree.children(node).tolist()):

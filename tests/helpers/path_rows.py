@@ -19,8 +19,8 @@ from transformers.cache_utils import LinearAttentionLayer
 from draftree.models.kv_cache import SlotCache
 from draftree.models.recurrent.ssm_functions import _ASKED
 from draftree.models.supported_architectures import cache_argument
-from draftree.target.target import Needs, Target
-from draftree.tree import Ints, Tree, Verdict
+from draftree.target.target import HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Ints, Tree
 
 STEPWISE = ("jamba", "mamba", "falcon_mamba", "nemotron_h", "zamba2")
 """Families whose mixers, fed several tokens behind a state, forget it or clamp their step: fed one
@@ -70,16 +70,16 @@ class PathRows:
         """Logits [R, V] after prompts, read at once."""
         self._tree, self._widths = None, [len(p) for p in prompts]
         with self._standing(), torch.inference_mode():
-            return self.target.prefill(cache, prompts, Needs()).logits
+            return self.target.prefill(cache, prompts, HiddenStateSpec()).logits
 
     def verify(self, cache: SlotCache, tree: Tree) -> Tensor:
         """Logits [N, V] after every node."""
         self._tree = tree
         with self._standing(), torch.inference_mode():
-            return self.target.verify(cache, tree, Needs()).logits
+            return self.target.verify(cache, tree, HiddenStateSpec()).logits
 
     @torch.inference_mode()
-    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+    def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:
         """Lets every mixer read the accepted nodes' inputs; keys and values are the cache's matter, as ever."""
         self.target.commit(cache, tree, verdict)
         for mixer, hidden in self._inputs.items():

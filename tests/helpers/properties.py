@@ -10,10 +10,10 @@ from typing import cast
 import numpy as np
 import torch
 
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.engine import Engine
-from draftree.loop import Parts, State, admit, release, step
+from draftree.loop import Components, State, admit, release, step
 from draftree.registry import build, part
 from draftree.request import Request
 from draftree.scheduling.handle import Handle
@@ -29,13 +29,13 @@ class Interruption(KeyboardInterrupt):
     """Ends a call in the middle."""
 
 
-def parts_of(batch: Batch, one: Suite, rows: Rows) -> Parts:
+def parts_of(batch: Batch, one: Suite, rows: SequenceBatch) -> Components:
     """Return what writes a batch: the drafter is coached, so that paths are accepted."""
     drafter = one.drafter(batch.drafter, batch.requests, coach=Always)
     watched = Watched(
         part("acceptor", batch.acceptor)(), lambda: rows.room(one.target), one.coverage
     )
-    return Parts(
+    return Components(
         one.target, drafter, build("policy", batch.policy), watched, RandomCosts(batch.seed)
     )
 
@@ -43,7 +43,7 @@ def parts_of(batch: Batch, one: Suite, rows: Rows) -> Parts:
 def write(batch: Batch) -> list[Text]:
     """Write a batch, with its joins and cancellations; return the texts in the order in which they end."""
     one = suite(batch.model)
-    rows, state = Rows(one.target.new_cache(batch.slots, 8)), State()
+    rows, state = SequenceBatch(one.target.new_cache(batch.slots, 8)), State()
     parts = parts_of(batch, one, rows)
     waiting = list(range(len(batch.requests)))
     owners = dict[int, int]()

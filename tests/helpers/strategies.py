@@ -10,7 +10,7 @@ from draftree.errors import UserError
 from draftree.registry import build, check_exact, names, part
 from draftree.request import Request
 from draftree.sampling.params import Sampling
-from draftree.testing.conformance import LONG, SCRIPTED, Ruled, Suite
+from draftree.testing.conformance import REFERENCE_TOKENS, SCRIPTED, Ruled, Suite
 from draftree.testing.fakes import tiny_target
 from policy_specs import VARIATIONS
 
@@ -127,7 +127,7 @@ def requests(draw: st.DrawFn, model: str, acceptor: str) -> Request:
         processors, forced = (ruled,), draw(st.sampled_from([None, ruled.forced]))
     return Request(
         draw(prompts(decoder.vocab, min(decoder.context, 40))),
-        max_new_tokens=draw(st.integers(1, LONG)),
+        max_new_tokens=draw(st.integers(1, REFERENCE_TOKENS)),
         eos=draw(st.frozensets(st.integers(0, decoder.vocab + 2), max_size=3)),
         number=draw(st.integers(0, 3)),
         processors=processors,

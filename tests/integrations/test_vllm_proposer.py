@@ -287,7 +287,7 @@ def test_nothing_is_raised_into_the_engine(
 
 
 def test_the_report_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposer, "EVERY", 0.0)
+    monkeypatch.setattr(proposer, "REPORT_SECONDS", 0.0)
     made = Proposer(vllm_config(report=str(tmp_path / "figures.json")))
     batch = Batch(made.propose, periodic)
     request = batch.add([1, 2, 3] * 3, 20)

@@ -14,7 +14,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 import draftree
 from architectures import fresh
 from draftree import Request, Sampling, Target, UserError
-from draftree.doctor.determinism import described
+from draftree.doctor.determinism import describe_layer
 from draftree.engine import Engine
 from draftree.evaluation.compare import bits
 from draftree.models.batch_invariant import Stable
@@ -23,7 +23,7 @@ from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths
 from draftree.registry import build
 from draftree.target import exactness
-from draftree.target.exactness import decided, looked_into, price
+from draftree.target.exactness import price, probe_batch_invariance, resolve_exactness
 from draftree.utils.files import cache_folder
 from folders import target_folder
 
@@ -104,22 +104,22 @@ def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
-    _, first = looked_into(decoder)
+    _, first = probe_batch_invariance(decoder)
     (file,) = (cache_folder() / "exactness").iterdir()
     assert json.loads(file.read_text())["price"] is None
     with monkeypatch.context() as within:
         within.setattr(
             "draftree.models.batch_invariant.widths", lambda *_: pytest.fail("it is known")
         )
-        stable, again = looked_into(decoder)
+        stable, again = probe_batch_invariance(decoder)
     assert (again, stable.widths) == (first, first.kinds)
     for broken in ("{", '{"kinds": {"a": {"most": "x"}}, "parting": null}'):
         file.write_text(broken)
-        assert looked_into(decoder)[1] == first
+        assert probe_batch_invariance(decoder)[1] == first
     costing(0.5, monkeypatch)
     assert (
-        looked_into(decoder, priced=True)[1].price
-        == looked_into(decoder, priced=True)[1].price
+        probe_batch_invariance(decoder, priced=True)[1].price
+        == probe_batch_invariance(decoder, priced=True)[1].price
         == 0.5
     )
 
@@ -226,20 +226,20 @@ def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
     monkeypatch.setattr(exactness, "parting", lambda *_: "from layer 1 on (X)")
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
     with caplog.at_level(logging.INFO, "draftree"):
-        assert decided(decoder, "x", None) == (None, "ties")
+        assert resolve_exactness(decoder, "x", None) == (None, "ties")
     assert caplog.messages == [
         "exactness is 'ties': a token has other bits in company, from layer 1 on (X)"
     ]
     with pytest.raises(
         UserError, match="target 'x' gives a token other bits in company, from layer 1 on"
     ):
-        decided(decoder, "x", "bits")
+        resolve_exactness(decoder, "x", "bits")
 
 
 def test_the_doctor_says_what_keeps_bits(
     draftree: Any, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.doctor.determinism.LONGEST", 0.001)
+    monkeypatch.setattr("draftree.doctor.determinism.MAX_LAYER_SECONDS", 0.001)
     monkeypatch.setattr("draftree.doctor.determinism.price", lambda *_: 0.25)
     monkeypatch.setattr(
         "draftree.doctor.determinism.CONTEXTS", (16, 64, 256)
@@ -271,4 +271,4 @@ def test_the_doctor_says_what_keeps_bits(
     (Widths(1, 2, 92), ("from 2 on, multiples of 2, up to 92", "padded to 2, cut at 92")),
 ])  # fmt: skip
 def test_widths_in_words(widths: Widths | None, words: tuple[str, str]) -> None:
-    assert described(widths) == words
+    assert describe_layer(widths) == words

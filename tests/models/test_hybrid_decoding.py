@@ -12,7 +12,7 @@ import torch
 
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.rejection import Rejection
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.eagle import EAGLE
@@ -22,7 +22,7 @@ from draftree.drafters.medusa import Medusa
 from draftree.drafters.suffix import Suffix
 from draftree.drafters.token_recycling import TokenRecycling
 from draftree.engine import Engine, plain
-from draftree.loop import Parts, State, admit, release, step
+from draftree.loop import Components, State, admit, release, step
 from draftree.models.decoder import Decoder
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
@@ -220,8 +220,8 @@ def test_rows_that_join_leave_and_finish_inside_a_path(family: str) -> None:
         for t, end in zip(texts, ends, strict=True)
     ]
     helped = Coached(small(family), Sometimes([[*PROMPTS[i], *texts[i]] for i in (0, 1)], VOCAB))
-    parts = Parts(whole, helped, POLICIES["eagle2"], Greedy(), COSTS)
-    rows = Rows(whole.new_cache(2, 8))
+    parts = Components(whole, helped, POLICIES["eagle2"], Greedy(), COSTS)
+    rows = SequenceBatch(whole.new_cache(2, 8))
     state = State()
     found = dict[int, list[int]]()
     waiting = list(itertools.chain(range(3), range(3)))

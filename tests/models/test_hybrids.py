@@ -8,8 +8,8 @@ from torch import Tensor
 
 from draftree.models.decoder import Decoder
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import Needs, Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.target.target import HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from hybrids import FAMILIES, OneByOne, hybrid, in_float64
 
 CLOSE = 1e-10
@@ -18,7 +18,7 @@ LENGTHS = (11, 6, 17)
 
 def grown(draw: np.random.Generator, roots: Ints, nodes: int) -> Tree:
     """A random forest: each node below any node before it."""
-    tree, none = Tree.planted(np.arange(len(roots)), roots), np.zeros(1)
+    tree, none = Tree.from_roots(np.arange(len(roots)), roots), np.zeros(1)
     for _ in range(nodes):
         parent, token = draw.integers(len(tree), size=1), draw.integers(2, 90, size=1)
         tree = tree.append(
@@ -27,11 +27,11 @@ def grown(draw: np.random.Generator, roots: Ints, nodes: int) -> Tree:
     return tree
 
 
-def some_paths(draw: np.random.Generator, tree: Tree) -> Verdict:
+def some_paths(draw: np.random.Generator, tree: Tree) -> AcceptResult:
     """Accepts a path of each row: to any of its nodes, the root included."""
     leaves = [draw.choice(np.flatnonzero(tree.row == row)) for row in range(tree.roots)]
     paths = [np.array([n for n in tree.path(leaf) if n >= tree.roots], np.int64) for leaf in leaves]
-    return Verdict(tuple(paths), np.zeros(tree.roots, np.int64))
+    return AcceptResult(tuple(paths), np.zeros(tree.roots, np.int64))
 
 
 def state_error(cache: SlotCache, stock: Sequence[OneByOne]) -> float:
@@ -55,13 +55,13 @@ def errors(family: str, steps: int = 2, nodes: int = 8, seed: int = 3) -> tuple[
         target = Target(Decoder(model), family)
         prompts = [draw.integers(2, 90, n) for n in LENGTHS]
         cache = target.new_cache(len(prompts), 64)
-        read = target.prefill(cache, prompts, Needs())
+        read = target.prefill(cache, prompts, HiddenStateSpec())
         stock = [OneByOne(model, p.tolist()) for p in prompts]
         wrong = [_off(ours, theirs.logits) for ours, theirs in zip(read.logits, stock, strict=True)]
         states = [state_error(cache, stock)]
         for _ in range(steps):
             tree = grown(draw, draw.integers(2, 90, len(prompts)), nodes)
-            logits = target.verify(cache, tree, Needs()).logits
+            logits = target.verify(cache, tree, HiddenStateSpec()).logits
             for node in range(len(tree)):
                 reached = stock[tree.row[node]].after(tree.tokens[tree.path(node)].tolist())
                 wrong.append(_off(logits[node], reached.logits))

@@ -14,7 +14,7 @@ from architectures import fresh
 from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models.batch_invariant import Stable, parting
+from draftree.models.batch_invariant import Stable, first_variant_layer
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.invariant_attention import EXACT
@@ -22,7 +22,7 @@ from draftree.models.invariant_widths import Widths, numbers, widths
 from draftree.models.kv_cache import SlotCache
 from draftree.models.packed_linear import use_kernels
 from draftree.registry import build
-from draftree.target.exactness import decided
+from draftree.target.exactness import resolve_exactness
 from draftree.tree import Ints
 from folders import target_folder
 
@@ -33,7 +33,7 @@ KNOWN: dict[tuple[torch.dtype, int], dict[str, Widths | None]] = {}
 """What was found of kinds of layers, by dtype and kernel."""
 
 
-def planted(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
+def from_roots(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
     """A linear of 3 → 3 whose bits depend on the width."""
     return lambda rows: rows * 2 + change(len(rows))
 
@@ -57,7 +57,7 @@ def test_what_changes_with_the_width_is_found(
     change: Callable[[int], int], wanted: Widths | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftree.models.invariant_widths.ENOUGH", 3)  # every entry changes
-    linear = planted(change)
+    linear = from_roots(change)
     found = widths(linear, 3, torch.float32)
     assert found == wanted
     if found is not None:
@@ -135,7 +135,7 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
     known |= stable.widths
     assert None not in known.values()
     stable.use(decoder)
-    assert parting(decoder) is None
+    assert first_variant_layer(decoder) is None
     for widths_of_rows in ((1, 2, 7), (64, 16, 33)):
         texts = [draw.integers(3, 70, draw.integers(2, 30)) for _ in widths_of_rows]
         cache = decoder.new_cache(len(texts), 30 + max(widths_of_rows))
@@ -200,9 +200,9 @@ def test_where_bits_part_is_named() -> None:
     layer = decoder.layers[2]
     assert isinstance(layer, nn.Module)
     hook = layer.mlp.register_forward_hook(odd)  # type: ignore[union-attr, operator]
-    assert parting(decoder) == "from layer 2 on (LlamaDecoderLayer)"
+    assert first_variant_layer(decoder) == "from layer 2 on (LlamaDecoderLayer)"
     hook.remove()
-    assert parting(decoder) is None
+    assert first_variant_layer(decoder) is None
 
 
 def test_experts_say_what_they_said() -> None:
@@ -232,10 +232,10 @@ def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
     stable = Stable(decoder)
     assert stable.widths["Qwen3MoeTopKRouter 32 (4, 32)"] == Widths(32, 16, 8192)
     stable.use(decoder)
-    assert parting(decoder) is None
+    assert first_variant_layer(decoder) is None
     third = decoder.layers[2].mlp.gate  # type: ignore[union-attr]
     third.forward = flipping(third.forward)  # after what was evened out
-    assert parting(decoder) == "from layer 2 on (Qwen3MoeDecoderLayer)"
+    assert first_variant_layer(decoder) == "from layer 2 on (Qwen3MoeDecoderLayer)"
 
 
 def test_what_cannot_be_brought_to_it_is_refused_by_name() -> None:
@@ -249,7 +249,7 @@ def test_what_cannot_be_brought_to_it_is_refused_by_name() -> None:
         UserError,
         match=r"^exactness is 'bits', but target 'x' .* in its Odd 32 \(71, 32\) \(71,\): allowed",
     ):
-        decided(Decoder(model), "x", "bits")
+        resolve_exactness(Decoder(model), "x", "bits")
 
 
 def test_a_target_is_loaded_so(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_target_is_loaded_so(tmp_path: Path) -> None:
     target = Target.load(str(tmp_path), dtype="bfloat16", exactness="bits")
     assert target.decoder.config._attn_implementation == EXACT
     assert provenance(target, 0)["target"]["loading"] == {"exactness": "bits"}
-    assert parting(target.decoder) is None
+    assert first_variant_layer(target.decoder) is None
     ids = torch.arange(3, 12)[None]
     stock: Any = target.decoder.hf.model.generate(ids, max_new_tokens=12, do_sample=False)  # type: ignore[operator]
     engine = Engine(target, build("drafter", "suffix").open(target), build("policy", "trie"))

@@ -6,13 +6,13 @@ import torch
 
 from draftree.kernels.topk import likeliest
 from draftree.kernels.tree_layout import laid, unfed
-from draftree.tree import Candidates, Drafted, Tree
+from draftree.tree import Candidates, DraftVocab, Tree
 
 
 def grown(seed: int) -> Tree:
     """A random tree of one row."""
     draw = np.random.default_rng(seed)
-    tree = Tree.planted(np.zeros(1, np.int64), np.array([7]))
+    tree = Tree.from_roots(np.zeros(1, np.int64), np.array([7]))
     for _ in range(9):
         at, zero = np.array([draw.integers(len(tree))]), np.zeros(1)
         tree = tree.append(
@@ -71,7 +71,7 @@ def test_log_q_of_a_draft_vocabulary_is_that_of_the_whole_one() -> None:
         np.zeros((2, 1), np.int64),
         np.zeros((2, 1)),
         logs,
-        drafted=Drafted(torch.tensor([1, 4, 5]), 7),
+        drafted=DraftVocab(torch.tensor([1, 4, 5]), 7),
     )
     assert narrow.log_probs is not None
     tokens = np.array([[5, 0], [1, 6]])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from draftree.costs.curves import Costs
 from draftree.metrics import Work
 from draftree.policies.adaptive import BELIEVED, CERTAIN, Adaptive
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 STAIRS = Costs({1: 0.05}, {1: 1.0, 2: 1.0, 3: 1.5, 4: 1.5, 5: 2.5, 8: 2.5})
 
@@ -21,8 +21,10 @@ def chains(q: list[list[float]], costs: Costs, length: int = 7) -> Tree:
         found = [q[int(tree.row[n])][int(tree.depth[n])] for n in frontier]
         return Candidates(np.zeros((len(frontier), 1), np.int64), np.log(found)[:, None])
 
-    roots = Tree.planted(np.arange(len(q)), np.zeros(len(q), np.int64))
-    return Adaptive(length).draft(expand, roots, costs, Room(np.full(len(q), 99), 512), BELIEVED)
+    roots = Tree.from_roots(np.arange(len(q)), np.zeros(len(q), np.int64))
+    return Adaptive(length).draft(
+        expand, roots, costs, TreeBudget(np.full(len(q), 99), 512), BELIEVED
+    )
 
 
 @given(st.lists(st.lists(st.floats(0.01, 0.99), min_size=4, max_size=4), min_size=1, max_size=4))
@@ -53,7 +55,7 @@ def test_chains_are_cut_where_passes_get_dearer() -> None:
 def test_acceptance_is_learnt_from_what_was_verified() -> None:
     tree = chains([[0.9] * 3], Costs({1: 1e-3}, {1: 1.0, 9: 1.001}), 3)
     memory, policy = BELIEVED, Adaptive()
-    nothing = Verdict((np.zeros(0, np.int64),), np.array([7]))
+    nothing = AcceptResult((np.zeros(0, np.int64),), np.array([7]))
     for _ in range(100):
         memory = policy.observe(memory, tree, nothing, Work((1,), 4, 1, 0, 0), STAIRS)
     x = np.array([[1.0, np.log(0.9 / 0.1)]])

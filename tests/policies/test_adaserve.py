@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import UNIT
 from draftree.policies.adaserve import AdaServe
-from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.tree import Candidates, Ints, Tree, TreeBudget
 
 
 def drafted(policy: AdaServe, seed: int, rows: int) -> Tree:
@@ -20,8 +20,8 @@ def drafted(policy: AdaServe, seed: int, rows: int) -> Tree:
         )[:, :k]
         return Candidates(np.tile(np.arange(k), (len(frontier), 1)), np.log(q))
 
-    roots = Tree.planted(np.arange(rows), np.zeros(rows, np.int64))
-    return policy.draft(expand, roots, UNIT, Room(np.full(rows, 99), 512), None)
+    roots = Tree.from_roots(np.arange(rows), np.zeros(rows, np.int64))
+    return policy.draft(expand, roots, UNIT, TreeBudget(np.full(rows, 99), 512), None)
 
 
 @given(

@@ -484,7 +484,7 @@ def test_the_shipped_one_was_trained_and_is_small() -> None:
 def test_only_what_the_target_went_on_to_write_is_accepted() -> None:
     # Behind the root: 7 and 8; behind 7: 1 and 2; behind 8: 2 again; behind (7, 2): 5; behind that:
     # 6.
-    tree = Tree.planted(np.array([0]), np.array([9]))
+    tree = Tree.from_roots(np.array([0]), np.array([9]))
     for parents, tokens in (([0, 0], [7, 8]), ([1, 1, 2], [1, 2, 2]), ([4], [5]), ([6], [6])):
         nothing = np.zeros(len(tokens))
         tree = tree.append(
@@ -494,12 +494,12 @@ def test_only_what_the_target_went_on_to_write_is_accepted() -> None:
             nothing,
             Candidates(tree.tokens[:0], nothing),
         )
-    written = _tree_dataset.labels(tree, [7, 2, 5])
+    written = _tree_dataset.label_nodes(tree, [7, 2, 5])
     # 7 is right and 8 its wrong sibling; (7, 1) and (8, 2) are wrong, the latter although its token
     # is; the text ends at 5.
     assert written.tolist() == [True, True, False, False, True, False, True, False]
-    assert _tree_dataset.labels(tree, [8, 1]).tolist() == [True, False, True] + [False] * 5
-    assert _tree_dataset.labels(tree, []).tolist() == [True] + [False] * 7
+    assert _tree_dataset.label_nodes(tree, [8, 1]).tolist() == [True, False, True] + [False] * 5
+    assert _tree_dataset.label_nodes(tree, []).tolist() == [True] + [False] * 7
 
 
 def text_of(target: Any, tokens: int) -> tuple[Request, list[int]]:
@@ -540,7 +540,7 @@ def test_a_text_without_trees_has_no_entries() -> None:
 # Learning.
 
 
-def planted(count: int, seed: int) -> Nodes:
+def from_roots(count: int, seed: int) -> Nodes:
     """Trees of 100 nodes, of which those with P > .5 behind a flat distribution are accepted."""
     rng = np.random.default_rng(seed)
     joint = rng.random(count)
@@ -553,19 +553,25 @@ FAST, SHORT = Plan(batch_size=128, lr=1e-2), Knobs(steps=300)
 
 
 def test_a_planted_rule_is_found() -> None:
-    found, rounds = c2t.learn(planted(4000, 0), planted(1000, 1), SHORT, FAST)
-    auc, recall, positive_rate = c2t.measured(found, planted(4000, 2))
+    found, rounds = c2t.learn(from_roots(4000, 0), from_roots(1000, 1), SHORT, FAST)
+    auc, recall, positive_rate = c2t.evaluate_classifier(found, from_roots(4000, 2))
     assert min(auc, recall) > 0.9
     assert positive_rate < 0.35, "5/16 are accepted"
-    again, _ = c2t.learn(planted(4000, 0), planted(1000, 1), SHORT, FAST)
+    again, _ = c2t.learn(from_roots(4000, 0), from_roots(1000, 1), SHORT, FAST)
     assert np.array_equal(found.hidden_weight, again.hidden_weight), "the seed decides all"
-    kept = c2t.picked(rounds)
-    assert c2t.measured(found, planted(1000, 1)) == (kept.auc, kept.recall, kept.positive_rate)
+    kept = c2t.pick_round(rounds)
+    assert c2t.evaluate_classifier(found, from_roots(1000, 1)) == (
+        kept.auc,
+        kept.recall,
+        kept.positive_rate,
+    )
 
 
 def test_without_the_entropy_the_planted_rule_is_not_found() -> None:
-    blind, _ = c2t.learn(planted(4000, 0), planted(1000, 1), replace(SHORT, features="P+d"), FAST)
-    auc, recall, positive_rate = c2t.measured(blind, planted(4000, 2))
+    blind, _ = c2t.learn(
+        from_roots(4000, 0), from_roots(1000, 1), replace(SHORT, features="P+d"), FAST
+    )
+    auc, recall, positive_rate = c2t.evaluate_classifier(blind, from_roots(4000, 2))
     assert auc < 0.95
     assert recall < 0.9 or positive_rate > 0.45
 
@@ -580,11 +586,11 @@ def test_auc_by_hand() -> None:
 
 def test_epochs_are_few_steps_so_steps_are_counted() -> None:
     # 1,000 entries in batches of 128 are 8 steps, ten epochs 80.
-    assert c2t.full(1000, Knobs(), FAST) == 20_000
-    assert c2t.full(1000, Knobs(steps=79), FAST) == 80
-    assert c2t.full(1000, Knobs(steps=79), replace(FAST, epochs=20)) == 160
+    assert c2t.last_step(1000, Knobs(), FAST) == 20_000
+    assert c2t.last_step(1000, Knobs(steps=79), FAST) == 80
+    assert c2t.last_step(1000, Knobs(steps=79), replace(FAST, epochs=20)) == 160
     _, rounds = c2t.learn(
-        planted(4000, 0), planted(1000, 1), Knobs(steps=250), replace(FAST, epochs=1)
+        from_roots(4000, 0), from_roots(1000, 1), Knobs(steps=250), replace(FAST, epochs=1)
     )
     assert [r.step for r in rounds] == [100, 200, 250]
 
@@ -596,20 +602,20 @@ def rounds_of(*auc: float) -> list[Round]:
 def test_auc_rises_until_many_rounds_bring_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c2t, "PATIENCE", 3)
     monkeypatch.setattr(c2t, "RISE", 0.01)
-    assert c2t.rises(rounds_of(0.9, 0.9, 0.9)), "nothing is known yet"
-    assert not c2t.rises(rounds_of(0.9, 0.9, 0.9, 0.905))
-    assert c2t.rises(rounds_of(0.9, 0.8, 0.92, 0.8))
-    assert not c2t.rises(rounds_of(0.92, 0.8, 0.92, 0.925)), "the best of all before counts"
-    _, rounds = c2t.learn(planted(4000, 0), planted(1000, 1), Knobs(steps=10**6), FAST)
-    assert not c2t.rises(rounds)
-    assert c2t.rises(rounds[:-1]), "it ends at once"
+    assert c2t.is_auc_rising(rounds_of(0.9, 0.9, 0.9)), "nothing is known yet"
+    assert not c2t.is_auc_rising(rounds_of(0.9, 0.9, 0.9, 0.905))
+    assert c2t.is_auc_rising(rounds_of(0.9, 0.8, 0.92, 0.8))
+    assert not c2t.is_auc_rising(rounds_of(0.92, 0.8, 0.92, 0.925)), "the best of all before counts"
+    _, rounds = c2t.learn(from_roots(4000, 0), from_roots(1000, 1), Knobs(steps=10**6), FAST)
+    assert not c2t.is_auc_rising(rounds)
+    assert c2t.is_auc_rising(rounds[:-1]), "it ends at once"
 
 
 def test_a_run_says_whether_it_was_trained_to_the_end() -> None:
-    learnt = planted(4000, 0)
-    texts = [planted(4000, 0)]
+    learnt = from_roots(4000, 0)
+    texts = [from_roots(4000, 0)]
     plan = Plan()
-    ended = lambda rounds, knobs=Knobs(steps=1): c2t.summed(texts, learnt, knobs, plan, rounds)
+    ended = lambda rounds, knobs=Knobs(steps=1): c2t.summarise(texts, learnt, knobs, plan, rounds)
     rising = rounds_of(*np.linspace(0.5, 0.99, 40))
     short = ended(rising[:-1])
     whole = ended(rising)
@@ -622,17 +628,19 @@ def test_a_run_says_whether_it_was_trained_to_the_end() -> None:
 
 def test_fine_tuning_begins_with_the_weights() -> None:
     few = Knobs(hidden=12, steps=1)
-    start, _ = c2t.learn(planted(4000, 0), planted(1000, 1), few, replace(FAST, epochs=5))
-    near, _ = c2t.learn(planted(1000, 3), planted(1000, 1), few, Plan(epochs=1, lr=1e-9), start)
+    start, _ = c2t.learn(from_roots(4000, 0), from_roots(1000, 1), few, replace(FAST, epochs=5))
+    near, _ = c2t.learn(
+        from_roots(1000, 3), from_roots(1000, 1), few, Plan(epochs=1, lr=1e-9), start
+    )
     for name in ("hidden_weight", "hidden_bias", "output_weight", "output_bias"):
         assert getattr(near, name) == pytest.approx(getattr(start, name), abs=1e-6)
-    tuned, _ = c2t.learn(planted(1000, 3), planted(1000, 1), few, Plan(epochs=1), start)
+    tuned, _ = c2t.learn(from_roots(1000, 3), from_roots(1000, 1), few, Plan(epochs=1), start)
     assert not np.array_equal(tuned.hidden_weight, start.hidden_weight)
 
 
 def test_rounds_are_picked_by_recall_and_then_by_positive_rate() -> None:
     of = lambda *figures, auc=(0.9, 0.9, 0.9): (
-        c2t.picked([Round(i, 0.0, auc[i - 1], *f) for i, f in enumerate(figures, 1)]).step
+        c2t.pick_round([Round(i, 0.0, auc[i - 1], *f) for i, f in enumerate(figures, 1)]).step
     )
     assert of((0.90, 0.1), (0.95, 0.3), (0.93, 0.1)) == 2, "two points are more than alike"
     assert of((0.95, 0.3), (0.945, 0.2), (0.93, 0.1)) == 2
@@ -643,7 +651,7 @@ def test_rounds_are_picked_by_recall_and_then_by_positive_rate() -> None:
 
 
 def test_all_accepted_nodes_and_some_others_are_learnt() -> None:
-    nodes = planted(4000, 0)
+    nodes = from_roots(4000, 0)
     right = int(nodes.accepted.sum())
     some = nodes.sampled(1.5, np.random.default_rng(0))
     assert (int(some.accepted.sum()), len(some)) == (right, right + round(1.5 * right))
@@ -651,7 +659,7 @@ def test_all_accepted_nodes_and_some_others_are_learnt() -> None:
 
 
 def test_whole_texts_are_held_out() -> None:
-    texts = [replace(planted(300, i), depth=np.full(300, float(i))) for i in range(30)]
+    texts = [replace(from_roots(300, i), depth=np.full(300, float(i))) for i in range(30)]
     learnt, held = c2t.split(texts, Plan(held_out=0.05))
     assert len(np.unique(held.depth)) == 2, "5 % of 30, rounded up"
     assert not set(learnt.depth) & set(held.depth)
@@ -873,9 +881,9 @@ def test_a_policy_is_named_where_it_was_meant(draftree, data: Path, tmp_path: Pa
 
 
 def test_where_nothing_is_accepted_there_is_nothing_to_learn(tmp_path: Path) -> None:
-    wrong = replace(planted(300, 0), accepted=np.zeros(300, np.bool_))
+    wrong = replace(from_roots(300, 0), accepted=np.zeros(300, np.bool_))
     with pytest.raises(UserError, match="of the 300 drafted nodes to learn none was accepted"):
-        c2t.learn(wrong, planted(300, 1), Knobs(), Plan())
+        c2t.learn(wrong, from_roots(300, 1), Knobs(), Plan())
     kept = Collected(tmp_path / "trees", {"depth": 3})
     kept.begin()
     assert kept[0] is None
@@ -904,12 +912,12 @@ def test_the_ablations_refuse_a_classifier_that_was_stopped_early(
     )
     monkeypatch.setattr("sys.argv", ["x", "--data", "d", "--suite", "s", "--work", str(tmp_path)])
     history = [{"step": 240, "auc": 0.9}]
-    for planted in (
+    for from_roots in (
         {"to_the_end": False, "history": history},
         {"history": [{"epoch": 10}]},
         {"history": history},
     ):
-        note.write_text(json.dumps(planted))
+        note.write_text(json.dumps(from_roots))
         assert ablations.main() == 2
         told = capsys.readouterr().err
         assert "features-PHd' is not trained: it was stopped after" in told

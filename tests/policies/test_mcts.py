@@ -13,15 +13,15 @@ from draftree.errors import UserError
 from draftree.policies import mcts
 from draftree.policies.base import Expand, append, log
 from draftree.policies.mcts import MCTS, Local, puct, search, uniform
-from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.tree import Candidates, Ints, Tree, TreeBudget
 from rules import Path, Rule, levels
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 
 
 def grown(policy: MCTS, expand: Expand, depth: int = 9, nodes: int = 512, root: int = 0) -> Tree:
-    roots = Tree.planted(np.zeros(1, np.int64), np.array([root]))
-    return policy.draft(expand, roots, COSTS, Room(np.array([depth]), nodes), None)
+    roots = Tree.from_roots(np.zeros(1, np.int64), np.array([root]))
+    return policy.draft(expand, roots, COSTS, TreeBudget(np.array([depth]), nodes), None)
 
 
 def following(rule: Rule, asked: list[tuple[list[int], int]] | None = None) -> Expand:
@@ -65,7 +65,7 @@ BUSH = {(): [0.75, 0.25], (0,): [0.6, 0.4]}
 
 def near(tokens: Sequence[int] = (0, 0, 1, 0, 1)) -> Local:
     """That bush as a local model: nodes root, A, B, C, D."""
-    tree = Tree.planted(np.zeros(1, np.int64), np.array(tokens[:1]))
+    tree = Tree.from_roots(np.zeros(1, np.int64), np.array(tokens[:1]))
     tree = append(tree, np.array([0]), Candidates(np.array([tokens[1:3]]), np.log([[0.75, 0.25]])))
     return Local.of(tree, np.array([1]), Candidates(np.array([tokens[3:]]), np.log([[0.6, 0.4]])))
 
@@ -160,7 +160,7 @@ def test_visits_follow_the_prior_where_exploration_outweighs_rewards() -> None:
 def test_a_sentence_goes_on_at_random_where_the_search_has_not_been() -> None:
     # One iteration makes the root's only child; behind it token 0 comes with .3 and token 1 with
     # .7.
-    tree = Tree.planted(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    tree = Tree.from_roots(np.zeros(1, np.int64), np.zeros(1, np.int64))
     tree = append(tree, np.array([0]), Candidates(np.array([[0]]), np.zeros((1, 1))))
     model = Local.of(tree, np.array([1]), Candidates(np.array([[0, 1]]), np.log([[0.3, 0.7]])))
     rewards = [

@@ -251,7 +251,7 @@ trees = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=25)
 
 @given(trees, st.integers(0, 12))
 def test_fit_is_connected_and_best(steps: list[tuple[int, int]], nodes: int) -> None:
-    tree = Tree.planted(np.arange(2), np.zeros(2, np.int64))
+    tree = Tree.from_roots(np.arange(2), np.zeros(2, np.int64))
     for parent, log_q in steps:
         tree = append(
             tree,
@@ -270,7 +270,7 @@ def test_fit_is_connected_and_best(steps: list[tuple[int, int]], nodes: int) -> 
 
 def test_append_keeps_draw_order_and_scores_by_path() -> None:
     layer = Candidates(np.array([[4, 2, 7]]), np.log([[0.2, 0.5, 0.3]]))
-    tree = append(Tree.planted(np.array([0]), np.array([9])), np.array([0]), layer)
+    tree = append(Tree.from_roots(np.array([0]), np.array([9])), np.array([0]), layer)
     assert tree.tokens[tree.children(0)].tolist() == [4, 2, 7]
     tree = append(tree, np.array([3, 1]), Candidates(np.array([[1], [1]]), np.log([[0.5], [0.1]])))
     assert tree.parents.tolist() == [-1, 0, 0, 0, 3, 1]
@@ -297,7 +297,7 @@ def test_a_layered_policy_may_select_at_the_end() -> None:
 def test_top_is_the_best_of_each_rows_layer() -> None:
     # Rows 0 0 1; of .5 .2 | .5 .1 the two .5, of .1 .1 | both. Of three, .2; of one, the first .5
     # and the first .1.
-    tree = Tree.planted(np.array([0, 0, 1]), np.zeros(3, np.int64))
+    tree = Tree.from_roots(np.array([0, 0, 1]), np.zeros(3, np.int64))
     score = np.log([[0.5, 0.2], [0.5, 0.1], [0.1, 0.1]])
     picked = lambda k: top(tree, np.arange(3), score, k).astype(int).tolist()
     assert picked(0) == [[0, 0], [0, 0], [0, 0]]

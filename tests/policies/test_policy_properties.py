@@ -20,7 +20,7 @@ import draftree
 from draftree import registry
 from draftree.costs.curves import Costs
 from draftree.policies.base import Expand, Policy
-from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.tree import Candidates, Ints, Tree, TreeBudget
 from policy_specs import VARIATIONS
 from rules import Path
 
@@ -87,9 +87,9 @@ def grown(spec: str, expand: Expand, rows: Sequence[int], depth: Sequence[int], 
     live = np.array(rows, np.int64)
     return policy.draft(
         expand,
-        Tree.planted(live, live),
+        Tree.from_roots(live, live),
         COSTS,
-        Room(np.array(depth, np.int64), nodes),
+        TreeBudget(np.array(depth, np.int64), nodes),
         policy.start(),
     )
 
@@ -239,8 +239,8 @@ def test_nothing_is_done_node_by_node_or_row_by_row(spec: str) -> None:
         expand = same_everywhere()
         policy: Policy = registry.build("policy", spec)
         roots, room = (
-            Tree.planted(np.arange(rows), np.zeros(rows, np.int64)),
-            Room(np.full(rows, 7), 4096),
+            Tree.from_roots(np.arange(rows), np.zeros(rows, np.int64)),
+            TreeBudget(np.full(rows, 7), 4096),
         )  # for all
         memory = policy.start()
         before = sys.gettrace()

@@ -21,11 +21,11 @@ from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation.target_trace import Text
-from draftree.evaluation.teacher_forcing import answered, spread
+from draftree.evaluation.teacher_forcing import evenly_spread, greedy_answers
 from draftree.policies.static import Static
 from draftree.registry import part
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
 from draftree.tree import Candidates, Floats, Tree
 from draftree.tuning import base
@@ -33,22 +33,22 @@ from draftree.tuning._static_tree_search import (
     Forests,
     Paths,
     Shape,
-    expected,
-    fastest,
-    greedy,
-    searched,
-    seconds,
+    expected_tau,
+    fastest_tree,
+    greedy_tree,
+    make_search,
+    step_seconds,
 )
 from draftree.tuning.static import (
     MISSED,
     UNKNOWN,
     Acceptance,
-    Driven,
+    RankedTexts,
     Search,
     Settings,
-    drive,
-    settled,
-    written,
+    converge,
+    rank_texts,
+    tree_file,
 )
 from draftree.utils.validated_dataclass import parsed as parsed_knobs
 from folders import target_folder
@@ -61,9 +61,9 @@ TABLE = np.array([[0.6, 0.3], [0.5, 0.2]])
 
 
 def test_greedy_adds_the_largest_product_and_of_equal_ones_the_shorter_path() -> None:
-    assert greedy(TABLE, 6) == ((0,), (1,), (0, 0), (1, 0), (0, 1), (1, 1))
-    assert greedy(TABLE, 3) == ((0,), (1,), (0, 0))
-    assert greedy(TABLE, 99) == greedy(TABLE, 6)
+    assert greedy_tree(TABLE, 6) == ((0,), (1,), (0, 0), (1, 0), (0, 1), (1, 1))
+    assert greedy_tree(TABLE, 3) == ((0,), (1,), (0, 0))
+    assert greedy_tree(TABLE, 99) == greedy_tree(TABLE, 6)
 
 
 def test_the_dynamic_programme_by_hand() -> None:
@@ -79,18 +79,18 @@ def test_the_dynamic_programme_by_hand() -> None:
 
 
 def test_expected_by_hand() -> None:
-    assert expected((), TABLE) == 1
-    assert expected(((0,), (1,), (0, 0), (1, 0)), TABLE) == pytest.approx(
+    assert expected_tau((), TABLE) == 1
+    assert expected_tau(((0,), (1,), (0, 0), (1, 0)), TABLE) == pytest.approx(
         1 + 0.6 + 0.3 + 0.3 + 0.15
     )
-    assert expected(greedy(TABLE, 6), TABLE) == pytest.approx(2.53)
+    assert expected_tau(greedy_tree(TABLE, 6), TABLE) == pytest.approx(2.53)
 
 
 @pytest.mark.parametrize("search", ["greedy", "sequoia"])
 def test_a_rank_may_be_better_than_the_one_before_it(search: str) -> None:
     # (1) .5, (1, 0) .45, (0) .2, (0, 0) .18; what never happens is no node.
     table = np.array([[0.2, 0.5], [0.9, 0.0]])
-    grow = searched(search, table, 9)
+    grow = make_search(search, table, 9)
     assert [set(grow(n)) for n in (1, 2, 3)] == [{(1,)}, {(1,), (1, 0)}, {(0,), (1,), (1, 0)}]
     assert set(grow(9)) == {(0,), (1,), (0, 0), (1, 0)}
 
@@ -119,11 +119,11 @@ SHAPES = {
 def test_no_tree_is_expected_to_give_more(data: st.DataObject, shape: tuple[int, int]) -> None:
     table = data.draw(arrays(np.float64, shape, elements=st.floats(0, 1)))
     table = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    plan, order = Forests.planned(table, 4), greedy(table, 4)
+    plan, order = Forests.planned(table, 4), greedy_tree(table, 4)
     for n, trees in enumerate(SHAPES[shape], 1):
-        best = max((expected(tuple(tree), table) for tree in trees), default=0.0)
+        best = max((expected_tau(tuple(tree), table) for tree in trees), default=0.0)
         for found in (plan.tree(n), order[:n]):
-            assert expected(found, table) == pytest.approx(best)
+            assert expected_tau(found, table) == pytest.approx(best)
             assert len(found) <= n
 
 
@@ -133,21 +133,21 @@ def test_no_tree_is_expected_to_give_more(data: st.DataObject, shape: tuple[int,
 )
 def test_greedy_and_dynamic_programme_agree(table: Floats, nodes: int) -> None:
     table = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    plan, order = Forests.planned(table, nodes), greedy(table, nodes)
+    plan, order = Forests.planned(table, nodes), greedy_tree(table, nodes)
     for n in range(nodes + 1):
         found = plan.tree(n)
         assert len(set(found)) == len(found) <= n
         assert max(map(len, found), default=0) <= len(table)
         assert {path[:-1] for path in found} <= {(), *found}
-        assert expected(found, table) == pytest.approx(expected(order[:n], table))
-        assert expected(found, table) == pytest.approx(1 + plan.values[n])
+        assert expected_tau(found, table) == pytest.approx(expected_tau(order[:n], table))
+        assert expected_tau(found, table) == pytest.approx(1 + plan.values[n])
 
 
 def test_large_trees_are_planned() -> None:
     table = 0.7 * 0.3 ** np.arange(10) * np.linspace(1, 0.6, 10)[:, None]
     found = Forests.planned(table, 128).tree(128)
     assert len(found) == 128
-    assert expected(found, table) == pytest.approx(expected(greedy(table, 128), table))
+    assert expected_tau(found, table) == pytest.approx(expected_tau(greedy_tree(table, 128), table))
 
 
 # Acceptance.
@@ -172,7 +172,7 @@ def test_of_the_complete_tree_the_model_expects_what_happened(found: np.ndarray)
         path for d in (1, 2, 3) for path in itertools.product(range(2), repeat=d)
     )
     lengths = (found >= 0).cumprod(axis=1).sum(axis=1)
-    assert expected(complete, seen.table) == pytest.approx(1 + lengths.mean())
+    assert expected_tau(complete, seen.table) == pytest.approx(1 + lengths.mean())
     assert (seen.table.sum(axis=1) <= 1 + 1e-12).all()
 
 
@@ -193,7 +193,7 @@ LINES = np.array(
 
 
 def test_decoding_along_a_text_by_hand() -> None:
-    driven = Driven([LINES, LINES[3:]], width=2)
+    driven = RankedTexts([LINES, LINES[3:]], width=2)
     assert driven.everywhere.places[0] == 9
     # With (0), (0, 0) the first text takes three tokens (0, 0 and the target's own), then three (0,
     # 0 and its own) from the fourth line on; the second text, which begins there, takes three too:
@@ -207,18 +207,18 @@ def test_decoding_along_a_text_by_hand() -> None:
     seen, tau = driven.decoded(((0,),))
     assert (seen.ranks.tolist(), tau) == (LINES[[0, 2, 3, 5, 3, 5]].tolist(), 9 / 6)
     # What reaches beyond a text's end gives no more than its tokens.
-    assert Driven([LINES[:1]], 2).decoded(((0,), (0, 0)))[1] == 1.0
+    assert RankedTexts([LINES[:1]], 2).decoded(((0,), (0, 0)))[1] == 1.0
 
 
 def test_a_tree_is_settled_on_for_its_own_roots() -> None:
     # The text: two easy tokens (ranks 0, 0), a hard one (rank 1), again and again. Over all tokens
     # rank 0 is right twice as often; but behind (0), (0, 0) and the hard token every root is easy.
     ranks = np.array([0, 0, 1] * 20 + [0, 0])
-    driven = Driven([np.stack([ranks[i : i + 2] for i in range(60)])], width=2)
+    driven = RankedTexts([np.stack([ranks[i : i + 2] for i in range(60)])], width=2)
     assert driven.everywhere.table[0] == pytest.approx([2 / 3, 1 / 3])
     costs = Costs({1: 0.01}, {1: 1.0})
-    choose = lambda table: Shape.of(greedy(table, 2), table, costs)
-    plan, seen, tau = settled(driven, choose, costs)
+    choose = lambda table: Shape.of(greedy_tree(table, 2), table, costs)
+    plan, seen, tau = converge(driven, choose, costs)
     assert set(plan.paths) == {(0,), (0, 0)}
     assert (plan.tau, tau) == (3.0, 3.0)
     assert seen.table.tolist() == [[1.0, 0.0], [1.0, 0.0]]
@@ -236,7 +236,7 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def texts(target: Target) -> list[Text]:
-    return answered(target, PROMPTS[:1], 20) + answered(target, PROMPTS[1:], 14)
+    return greedy_answers(target, PROMPTS[:1], 20) + greedy_answers(target, PROMPTS[1:], 14)
 
 
 def proposed(
@@ -252,7 +252,7 @@ def proposed(
     rows: list[np.ndarray] = [text.tokens[:root]] * (row + 1)
     verified = target.prefill(target.new_cache(row + 1, 64), rows, drafter.needs)
     state = drafter.start(rows, np.full(row + 1, chain[0]), verified.taps)
-    tree = Tree.planted(np.array([row]), np.array(chain[:1]))
+    tree = Tree.from_roots(np.array([row]), np.array(chain[:1]))
     for node, token in enumerate([*chain[1:], 0]):
         found, state = drafter.expand(state, tree, np.array([node]), width, Drawing())
         tree = tree.append(np.array([node]), np.array([token]), np.zeros(1), np.zeros(1), found)
@@ -269,7 +269,7 @@ def looked_up(
         choice = [
             int(
                 target.prefill(
-                    target.new_cache(1, 64), [text.tokens[: n + 1]], Needs()
+                    target.new_cache(1, 64), [text.tokens[: n + 1]], HiddenStateSpec()
                 ).logits.argmax()
             )
             for n in range(last)
@@ -303,22 +303,22 @@ def test_the_ranks_of_a_script_are_found(
                 for d in range(1, depth + 1)
             ]
             wanted.append([MISSED if p is None or p >= width else p for p in places])
-    found = drive(target, script, texts, depth, width).everywhere.ranks
+    found = rank_texts(target, script, texts, depth, width).everywhere.ranks
     assert found.tolist() == wanted
     assert {MISSED, 0} <= set(np.unique(found).tolist())
 
 
 def test_what_is_always_right_and_what_never_is(target: Target, texts: list[Text]) -> None:
     plans, vocab = [t.tokens for t in texts], target.decoder.vocab
-    always = drive(target, Always(plans, vocab), texts, 4, 3)
+    always = rank_texts(target, Always(plans, vocab), texts, 4, 3)
     assert always.everywhere.table.tolist() == [[1.0, 0.0, 0.0]] * 4
-    never = drive(target, Never(plans, vocab), texts, 4, 3)
+    never = rank_texts(target, Never(plans, vocab), texts, 4, 3)
     assert not never.everywhere.table.any()
     assert never.everywhere.places[1:].tolist() == [0, 0, 0], (
         "nothing is drafted below a draft that cannot be right"
     )
     with pytest.raises(UserError, match="none of the drafter's candidates"):
-        written(Settings(), never, Costs({1: 0.1}, {1: 1.0}))
+        tree_file(Settings(), never, Costs({1: 0.1}, {1: 1.0}))
 
 
 @pytest.mark.parametrize("name", ["eagle", "edd", "medusa", "glide"])
@@ -326,7 +326,7 @@ def test_a_drafter_sees_what_it_sees_in_decoding(
     target: Target, texts: list[Text], name: str
 ) -> None:
     drafter = part("drafter", name)().example(target)
-    found = drive(target, drafter, texts[:1], 6, 30).everywhere.ranks
+    found = rank_texts(target, drafter, texts[:1], 6, 30).everywhere.ranks
     assert found.tolist() == looked_up(target, drafter, texts[:1], 6, 30)
     assert len(np.unique(found)) > 2
 
@@ -339,7 +339,7 @@ def test_behind_what_the_target_would_not_have_said_nothing_is_known(
     tokens[9] = (tokens[9] + 1) % 61
     read = [Text(tokens, 5)]
     script: Scripted = Sometimes([tokens], target.decoder.vocab)
-    found = drive(target, script, read, 6, 5).everywhere.ranks
+    found = rank_texts(target, script, read, 6, 5).everywhere.ranks
     assert found.tolist() == looked_up(target, script, read, 6, 5)
     assert found[0, 3] != UNKNOWN, "tokens 6, 7, 8 and then the target's choice after 8 are known"
     assert found[0, 4:].tolist() == [UNKNOWN] * 2
@@ -357,7 +357,7 @@ def test_a_target_without_numbers_is_refused(
 
     monkeypatch.setattr(target, "verify", broken)
     with pytest.raises(NotANumber):
-        drive(target, Always([t.tokens for t in texts], 61), texts, 2, 2)
+        rank_texts(target, Always([t.tokens for t in texts], 61), texts, 2, 2)
 
 
 # The size.
@@ -367,7 +367,7 @@ def test_seconds_of_a_step_by_hand() -> None:
     # Drafted from: the root; two nodes of depth 1; one of depth 2. Verified: 5 nodes and the root.
     costs = Costs({1: 0.1, 2: 0.15}, {1: 1.0, 6: 1.5}, commit=0.05)
     tree: Paths = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0))
-    assert seconds(tree, costs) == pytest.approx(0.1 + 0.15 + 0.1 + 1.5 + 0.05)
+    assert step_seconds(tree, costs) == pytest.approx(0.1 + 0.15 + 0.1 + 1.5 + 0.05)
 
 
 @pytest.mark.parametrize("search", ["greedy", "sequoia"])
@@ -376,15 +376,15 @@ def test_the_size_by_hand(search: str) -> None:
     # node adds .1: 1.8 / (.2 + 1.1) = 1.385; 1.9 / (.2 + 1.2) = 1.357; 2.44 / (.4 + 1.2) = 1.525;
     # 2.54 / (.4 + 1.3) = 1.494.
     table = np.array([[0.8, 0.1], [0.8, 0.1]])
-    plan = fastest(search, table, Costs({1: 0.2}, {1: 1.0, 2: 1.1}))
+    plan = fastest_tree(search, table, Costs({1: 0.2}, {1: 1.0, 2: 1.1}))
     assert plan.paths == ((0,), (0, 0))
     assert (plan.tau, plan.speedup, plan.depth) == pytest.approx((2.44, 1.525, 2))
     # Draft steps of .7: 1.8 / (.7 + 1.1) = 1 is more than 2.44 / (1.4 + 1.2) = .938.
-    plan = fastest(search, table, Costs({1: 0.7}, {1: 1.0, 2: 1.1}))
+    plan = fastest_tree(search, table, Costs({1: 0.7}, {1: 1.0, 2: 1.1}))
     assert (plan.paths, plan.depth) == (((0,),), 1)
     assert plan.speedup == pytest.approx(1.0)
     # Nodes for nothing: all that ever come right, here 2 + 4.
-    assert len(fastest(search, table, Costs({1: 0.01}, {1: 1.0})).paths) == 6
+    assert len(fastest_tree(search, table, Costs({1: 0.01}, {1: 1.0})).paths) == 6
 
 
 @pytest.mark.parametrize("search", ["greedy", "sequoia"])
@@ -397,14 +397,14 @@ def test_no_other_size_or_depth_is_faster(search: str) -> None:
             {1: 1.0, 16: rng.uniform(1, 2), 32: 4.0},
             commit=0.1,
         )
-        best = fastest(search, table, costs, most=30)
+        best = fastest_tree(search, table, costs, most=30)
         others = [
-            Shape.of(searched("greedy", table[:d], 30)(n), table, costs).speedup
+            Shape.of(make_search("greedy", table[:d], 30)(n), table, costs).speedup
             for d in range(1, 5)
             for n in range(1, 31)
         ]
         assert best.speedup >= max(others) * (1 - 1e-12)
-        assert best.tau == pytest.approx(expected(best.paths, table))
+        assert best.tau == pytest.approx(expected_tau(best.paths, table))
 
 
 # The command.
@@ -580,6 +580,6 @@ def test_what_can_be_tuned_is_found_by_name() -> None:
 
 
 def test_prompts_are_spread() -> None:
-    assert spread(range(10), 5) == [0, 2, 4, 6, 8]
-    assert spread(range(3), 5) == [0, 1, 2]
-    assert spread([], 5) == []
+    assert evenly_spread(range(10), 5) == [0, 2, 4, 6, 8]
+    assert evenly_spread(range(3), 5) == [0, 1, 2]
+    assert evenly_spread([], 5) == []

@@ -36,7 +36,7 @@ from draftree.testing.fakes import (
     table_target,
     tiny_target,
 )
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 from grown_trees import always, paths
 from rules import Rule, following, levels
 
@@ -66,7 +66,7 @@ def grown(
 ) -> Tree:
     rows = np.arange(len(depth))
     return (policy or Yield()).draft(
-        expand, Tree.planted(rows, rows), costs, Room(np.array(depth), nodes), memory
+        expand, Tree.from_roots(rows, rows), costs, TreeBudget(np.array(depth), nodes), memory
     )
 
 
@@ -104,7 +104,7 @@ def test_a_step_is_accounted_in_plain_passes() -> None:
     assert tree.drafted == 1
     work = Work((1,), 2, 1, 7)  # .25 + .6 seconds are 1.7 passes; they brought 2 tokens
     known = Yield(probe=0.0).observe(
-        Yield().start(), tree, Verdict((np.array([1]),), np.array([5])), work, costs
+        Yield().start(), tree, AcceptResult((np.array([1]),), np.array([5])), work, costs
     )
     assert (known.gained, known.spent) == pytest.approx((2.0, 1.7))
     assert known.regret_budget == pytest.approx(3 + 2 - 1.7)
@@ -197,7 +197,7 @@ def test_expectations_of_the_model_are_not_learnt_where_it_was_not_asked() -> No
     for found, learns in (({0: 0.9}, False), ({}, True)):
         tree = grown(Found(found), costs, memory)
         known = Yield().observe(
-            memory, tree, Verdict((np.array([1]),), np.array([5])), Work((), 2, 1, 7), costs
+            memory, tree, AcceptResult((np.array([1]),), np.array([5])), Work((), 2, 1, 7), costs
         )
         assert (known.reach.information.tolist() != memory.reach.information.tolist()) == learns
         assert known.acceptance
@@ -293,7 +293,7 @@ def accepted_as(rule: Callable[[np.random.Generator, float], bool], steps: int =
     memory = Yield().start()
     for _ in range(steps):
         q = float(rng.uniform(0.05, 0.95))
-        root = Tree.planted(np.arange(1), np.arange(1))
+        root = Tree.from_roots(np.arange(1), np.arange(1))
         tree = root.append(
             np.array([0]),
             np.array([1]),
@@ -303,7 +303,7 @@ def accepted_as(rule: Callable[[np.random.Generator, float], bool], steps: int =
         )
         path = np.array([1]) if rule(rng, q) else NONE
         memory = policy.observe(
-            memory, tree, Verdict((path,), np.array([2])), Work((1,), 2, 1, 9), CPU
+            memory, tree, AcceptResult((path,), np.array([2])), Work((1,), 2, 1, 9), CPU
         )
     return memory
 
@@ -333,7 +333,7 @@ def test_an_underconfident_drafter_too() -> None:
 def test_only_children_of_accepted_nodes_teach() -> None:
     # 1 and 2 lie below the root, 3 below 1, 4 below 2; 2 is accepted and 4 is not: nothing is known
     # of 3.
-    root = Tree.planted(np.arange(1), np.arange(1))
+    root = Tree.from_roots(np.arange(1), np.arange(1))
     log_q = np.log([0.5, 0.4, 0.9, 0.8])
     tree = root.append(
         np.array([0, 0]), np.array([1, 2]), log_q[:2], log_q[:2], Candidates(NONE[None], NONE[None])
@@ -341,7 +341,7 @@ def test_only_children_of_accepted_nodes_teach() -> None:
     tree = tree.append(
         np.array([1, 2]), np.array([1, 2]), log_q[2:], log_q[2:], Candidates(NONE[None], NONE[None])
     )
-    verdict, work = Verdict((np.array([2]),), np.array([0])), Work((1, 2), 5, 1, 9)
+    verdict, work = AcceptResult((np.array([2]),), np.array([0])), Work((1, 2), 5, 1, 9)
     other = replace(tree, log_q=np.where(np.arange(5) == 3, np.log(0.01), tree.log_q))
     known = [
         Yield().observe(Yield().start(), t, verdict, work, CPU).calibration(0).weights.tolist()
@@ -354,7 +354,7 @@ def test_only_children_of_accepted_nodes_teach() -> None:
 def test_drafts_that_were_not_verified_teach_where_no_sibling_was(right: bool) -> None:
     # 1 and 2 lie below the root, 3 and 4 below 1; 1 alone is verified, and accepted. So 2 teaches
     # nothing, but 3 and 4 do.
-    root = Tree.planted(np.arange(1), np.arange(1))
+    root = Tree.from_roots(np.arange(1), np.arange(1))
     log_q = np.log([0.5, 0.4, 0.3, 0.2])
     whole = root.append(
         np.array([0, 0]), np.array([1, 2]), log_q[:2], log_q[:2], Candidates(NONE[None], NONE[None])
@@ -363,7 +363,10 @@ def test_drafts_that_were_not_verified_teach_where_no_sibling_was(right: bool) -
         np.array([1, 1]), np.array([3, 4]), log_q[2:], log_q[2:], Candidates(NONE[None], NONE[None])
     )
     tree = whole.select(np.arange(5) < 2)
-    verdict, work = Verdict((np.array([1]),), np.array([3 if right else 9])), Work((1, 2), 2, 1, 9)
+    verdict, work = (
+        AcceptResult((np.array([1]),), np.array([3 if right else 9])),
+        Work((1, 2), 2, 1, 9),
+    )
 
     def weights(log_q: Any) -> list[float]:
         seen = replace(tree, whole=replace(whole, log_q=log_q))
@@ -406,9 +409,9 @@ def test_finds_once_taken_for_worthless_are_verified_again() -> None:
         tree = grown(Free(), costs, replace(memory, regret_budget=99.0), policy)
         verified.append(tree.drafted)
         if step >= 60 and tree.drafted:
-            verdict = Verdict((np.array([1]),), np.array([0]))
+            verdict = AcceptResult((np.array([1]),), np.array([0]))
         else:
-            verdict = Verdict((NONE,), np.array([7 if step >= 60 else 9]))
+            verdict = AcceptResult((NONE,), np.array([7 if step >= 60 else 9]))
         memory = policy.observe(memory, tree, verdict, Work((), len(tree), 1, 9), costs)
     assert not any(verified[50:60]), verified
     assert all(verified[-10:]), verified
@@ -506,7 +509,7 @@ def test_a_drafter_that_finds_nothing_is_asked_now_and_then() -> None:
     asked: list[int] = []
     memory = Yield().start()
     policy = Yield()
-    bare = Verdict((NONE,), np.array([1]))
+    bare = AcceptResult((NONE,), np.array([1]))
     for step in range(400):
 
         def nothing(tree: Tree, frontier: Any, k: int, step: int = step) -> Candidates:
@@ -555,7 +558,9 @@ def test_a_probe_that_succeeds_is_followed_by_another() -> None:
     work = Work((1,), 2, 1, 9)
     observe = lambda path: (
         Yield()
-        .observe(replace(sure(0.001), idle=1e4), tree, Verdict((path,), np.array([2])), work, CPU)
+        .observe(
+            replace(sure(0.001), idle=1e4), tree, AcceptResult((path,), np.array([2])), work, CPU
+        )
         .idle
     )
     assert observe(np.array([1])) == 1e4
@@ -671,7 +676,7 @@ def test_no_fixed_budget_gains_more_of_a_block(seed: int, price: float, rate: fl
 # What the model adds to what was found.
 
 
-OWN = int(always(0.8)(Tree.planted(np.arange(1), np.arange(1)), np.arange(1), 1).tokens[0, 0])
+OWN = int(always(0.8)(Tree.from_roots(np.arange(1), np.arange(1)), np.arange(1), 1).tokens[0, 0])
 
 
 def asked_beside(found: dict[int, float], memory: Any, token: int) -> Any:
@@ -682,7 +687,7 @@ def asked_beside(found: dict[int, float], memory: Any, token: int) -> Any:
     return Yield().observe(
         memory,
         tree,
-        Verdict((path,), np.array([9])),
+        AcceptResult((path,), np.array([9])),
         Work((1,), len(tree), 1, 9, 1),
         Costs({1: 0.1}, {1: 1.0}),
     )
@@ -708,7 +713,7 @@ def test_the_model_is_asked_now_and_then_where_only_finds_pay() -> None:
         memory = Yield().observe(
             memory,
             tree,
-            Verdict((found,), np.array([7])),
+            AcceptResult((found,), np.array([7])),
             Work((1,) * len(expand.asked), len(tree), 1, 9, 1),
             costs,
         )
@@ -718,11 +723,11 @@ def test_the_model_is_asked_now_and_then_where_only_finds_pay() -> None:
 def test_looking_for_finds_does_not_empty_the_account() -> None:
     costs, memory = Costs({1: 0.2}, {1: 1.0}, find=0.1), Yield().start()
     for _ in range(50):
-        tree = Tree.planted(np.zeros(1, np.int64), np.zeros(1, np.int64))
+        tree = Tree.from_roots(np.zeros(1, np.int64), np.zeros(1, np.int64))
         memory = Yield().observe(
             memory,
             tree,
-            Verdict((np.zeros(0, np.int64),), np.array([7])),
+            AcceptResult((np.zeros(0, np.int64),), np.array([7])),
             Work((), 1, 1, 9, 1),
             costs,
         )

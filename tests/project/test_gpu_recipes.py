@@ -10,7 +10,7 @@ from test_recipes import recipe
 
 from draftree.data.decontamination import Excluded
 from draftree.engine import target_of
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.training import feature_cache, teacher
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -93,10 +93,13 @@ def test_batches_read_by_few_operations_are_the_targets(
     monkeypatch.setattr(teacher, "read", teacher.read)  # put back afterwards
     ours = recipe("smollm2_on_gpu")
     ids = torch.randint(0, 4000, (3, 40))
-    needs = Needs(hidden=(1, 2, -4))
+    needs = HiddenStateSpec(hidden=(1, 2, -4))
     ours.SLOTS = 64
     ours.read_fast(target)
-    theirs, found = feature_cache.read(target, ids, needs), teacher.read(target, ids, needs)
+    theirs, found = (
+        feature_cache.read_features(target, ids, needs),
+        teacher.read(target, ids, needs),
+    )
     assert found.hidden.keys() == theirs.hidden.keys()
     for layer, states in theirs.hidden.items():
         torch.testing.assert_close(found.hidden[layer], states, rtol=1e-4, atol=1e-4)

@@ -9,12 +9,12 @@ import torch
 
 from architectures import model
 from draftree import speculate
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.drafters._from_objects import LoadedModel
 from draftree.drafters.retrieval.text_drafter import Texts
 from draftree.engine import Engine, load, plain
 from draftree.errors import DraftreeWarning
-from draftree.loop import Parts, State, admit, release, step
+from draftree.loop import Components, State, admit, release, step
 from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
@@ -131,10 +131,10 @@ def test_requests_join_and_leave_a_running_batch(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         drafter = build("drafter", name).example(target)
-    rows = Rows(target.new_cache(3, 64))
+    rows = SequenceBatch(target.new_cache(3, 64))
     rule = build("acceptor", "greedy")
     state = State()
-    parts = Parts(target, drafter, EAGLE2(nodes=6, depth=3, width=2), rule, COSTS)
+    parts = Components(target, drafter, EAGLE2(nodes=6, depth=3, width=2), rule, COSTS)
     requests = [Request(p, 4 + 3 * i) for i, p in enumerate(prompts(6))]
     waiting = list(enumerate(requests))
     owners = dict[int, int]()
@@ -171,8 +171,8 @@ def test_a_request_that_was_pushed_out_goes_on_as_before(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         drafter = build("drafter", name).example(target)
-    rows, rule = Rows(target.new_cache(2, 64)), build("acceptor", "greedy")
-    parts = Parts(target, drafter, Chain(3), rule, COSTS)
+    rows, rule = SequenceBatch(target.new_cache(2, 64)), build("acceptor", "greedy")
+    parts = Components(target, drafter, Chain(3), rule, COSTS)
     first, other = Request([7, 5, 9, 7, 5, 9, 7], 20), Request([3, 4, 3, 4, 3], 12)
     _, state = admit(parts, rows, [first, other], State())
     for _ in range(2):

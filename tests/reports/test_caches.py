@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.data.prompts import encode
 from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import Engine, load, plain
-from draftree.loop import Parts, State, admit, step
+from draftree.loop import Components, State, admit, step
 from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
@@ -291,8 +291,8 @@ def test_a_sequence_that_waits_is_not_resumed_with_old_drafts(target: Target) ->
     """Another sequence is admitted and released between two steps of the first one."""
     wanted = plainly(target)
     engine = knowing(target, [whole(target)])
-    rows = Rows(target.new_cache(2, 80))
-    parts = Parts(target, engine.drafter, engine.policy, build("acceptor", "greedy"), COSTS)
+    rows = SequenceBatch(target.new_cache(2, 80))
+    parts = Components(target, engine.drafter, engine.policy, build("acceptor", "greedy"), COSTS)
     _, state = admit(parts, rows, [asked(target)], State())
     while rows.live.size:
         _, state = step(parts, rows, state)

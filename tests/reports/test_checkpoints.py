@@ -55,7 +55,7 @@ def saved(spec: str, folder: Path, t: Target | None = None) -> Path:
         drafter: Any = build("drafter", spec).fresh(t)
         counts = np.zeros(t.decoder.vocab, np.int64)
         counts[7::2] = 5
-        drafter.study(counts)
+        drafter.fit_vocabulary(counts)
         for parameter in drafter.model.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
     drafter.save(folder)
@@ -66,7 +66,7 @@ def drafts(folder: Path, t: Target | None = None) -> Tensor:
     """Return what a checkpoint drafts along two texts."""
     t = t or served()
     text = np.stack(texts([13, 13], np.random.default_rng(1)))
-    return forward_parity.decoded(t, build("drafter", str(folder)).open(t), text, 4, 1)
+    return forward_parity.draft_log_probs(t, build("drafter", str(folder)).open(t), text, 4, 1)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from draftree.engine import Engine, plain
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Graphs
-from draftree.models.shape_buckets import SLOTS, Ladder
+from draftree.models.shape_buckets import SLOTS, ShapeBuckets
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.registry import build
@@ -132,7 +132,7 @@ def test_every_number_of_drafts_has_a_size(length: int) -> None:
     assert [[*r.prompt, *t] for r, t in zip(asked, found.tokens, strict=True)] == texts
     widths = {1 << n.bit_length() for n in range(length + 1)}
     assert recorder.recorded <= 2 * len(widths) + 2, "sizes are powers of two"
-    ladder = Ladder(few=True)
+    ladder = ShapeBuckets(few=True)
     assert all(n <= ladder.width(n) < 2 * n for n in range(1, 200))
 
 

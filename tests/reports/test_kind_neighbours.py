@@ -15,13 +15,13 @@ from transformers import LogitsProcessor
 
 from architectures import VOCAB
 from draftree.acceptors.base import Acceptor
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import UNIT
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine, plain
 from draftree.errors import DraftreeWarning, UserError
-from draftree.loop import Parts, State, admit, release, step
+from draftree.loop import Components, State, admit, release, step
 from draftree.registry import build as part
 from draftree.request import Request
 from draftree.sampling.params import Sampling
@@ -66,8 +66,8 @@ def run(
     rule: Acceptor = part(
         "acceptor", "greedy" if all(r.sampling.greedy for r in requests) else "match"
     )
-    rows, state = Rows(to.new_cache(len(requests), 64)), State()
-    parts = Parts(to, drafter, part("policy", policy), rule, UNIT)
+    rows, state = SequenceBatch(to.new_cache(len(requests), 64)), State()
+    parts = Components(to, drafter, part("policy", policy), rule, UNIT)
     _, state = admit(parts, rows, requests, state)
     texts = dict(enumerate(rows.written))
     taken = 0
@@ -181,9 +181,9 @@ def test_a_sequence_that_ends_or_is_cancelled_changes_nothing_for_others(
 
 
 def test_acceptance_lengths_are_told_by_sequence(llama: Target) -> None:
-    rows, state = Rows(llama.new_cache(2, 64)), State()
+    rows, state = SequenceBatch(llama.new_cache(2, 64)), State()
     drafter = LMDrafter(llama)
-    parts = Parts(
+    parts = Components(
         llama, drafter, part("policy", "chain:length=3"), part("acceptor", "greedy"), UNIT
     )
     _, state = admit(parts, rows, [Request(PROMPTS[0], 9), Request(PROMPTS[1], 9)], state)

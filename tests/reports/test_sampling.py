@@ -16,7 +16,7 @@ from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.testing.fakes import TableDrafter, random_table, table_target
 from draftree.testing.random_outcomes import outcomes
 from generating import TEXTS
@@ -29,7 +29,7 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 4}
 
 def logits_after(target: Target, ids: list[int]) -> Tensor:
     """Return the target's logits after a text, in a pass of their own."""
-    return target.prefill(target.new_cache(1, 160), [np.array(ids)], Needs()).logits[0]
+    return target.prefill(target.new_cache(1, 160), [np.array(ids)], HiddenStateSpec()).logits[0]
 
 
 def steps_of(target: Target, count: int, choose: Any) -> list[int]:

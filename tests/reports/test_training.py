@@ -340,7 +340,7 @@ def test_what_a_block_is_trained_as_is_what_it_decodes(spec: str) -> None:
     target = architecture("llama")
     drafter = drafter_for(target, spec)
     rows = np.stack(texts([14, 14], np.random.default_rng(5)))
-    assert forward_parity.apart(target, drafter, rows, 4, 1) < 1e-6
+    assert forward_parity.largest_difference(target, drafter, rows, 4, 1) < 1e-6
     batch = forward_parity.batch_of(target, drafter, rows)
     places = anchored(batch, 4, 3, 0.0)
     assert (

@@ -24,7 +24,7 @@ from draftree.request import Request
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.weights import demo_folder
 
 BENCH = Path(__file__).parents[3] / "shared" / "data" / "spec_bench.jsonl"
@@ -87,7 +87,7 @@ def spec(drafter: str, stores: Path) -> str:
 def margin(target: Target, request: Request, sampling: Sampling, before: list[int]) -> float:
     """How far apart log p plus noise of the two best tokens after a text are."""
     text = np.array([*request.prompt, *before])
-    logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits
+    logits = target.prefill(target.new_cache(1, len(text)), [text], HiddenStateSpec()).logits
     p = Distributions(logits, lambda _: sampling.processors, lambda _: text.tolist())(0)
     g = Keyed(sampling.seed, np.array([request.number]), np.array([len(text) - 1])).gumbel(
         0, 0, len(p)

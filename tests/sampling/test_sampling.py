@@ -314,7 +314,7 @@ def test_a_temperature_too_small_for_the_dtype_is_told() -> None:
     with pytest.raises(
         NotANumber, match="processor Temperature makes the best score inf after 1 tokens"
     ):
-        p(0), p.vouch(np.array([0]))
+        p(0), p.raise_if_invalid(np.array([0]))
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 515])

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.prompt_chunks import (
-    ALONE,
+    DEFAULT_CHUNK,
     LEAST,
     LEAST_BESIDE,
+    MAX_IDLE_SECONDS,
+    MAX_STEP_FACTOR,
     SHORT,
-    STEPS,
-    UNKNOWN,
     ChunkSizes,
     shares,
 )
@@ -28,10 +28,10 @@ def sizes_of(per_token: float, decoding: float | None = None, **options: float) 
 
 
 def test_a_reading_takes_as_long_as_its_bound() -> None:
-    assert ChunkSizes(SchedulerOptions()).budget(True) == UNKNOWN
-    assert sizes_of(1e-3).budget(False) == pytest.approx(ALONE / 1e-3, abs=1)
-    assert sizes_of(1e-3, 0.04).budget(True) == pytest.approx(STEPS * 40, abs=1)
-    assert sizes_of(1e-3, 0.04).budget(False) == pytest.approx(ALONE / 1e-3, abs=1)
+    assert ChunkSizes(SchedulerOptions()).budget(True) == DEFAULT_CHUNK
+    assert sizes_of(1e-3).budget(False) == pytest.approx(MAX_IDLE_SECONDS / 1e-3, abs=1)
+    assert sizes_of(1e-3, 0.04).budget(True) == pytest.approx(MAX_STEP_FACTOR * 40, abs=1)
+    assert sizes_of(1e-3, 0.04).budget(False) == pytest.approx(MAX_IDLE_SECONDS / 1e-3, abs=1)
     assert sizes_of(1e-3, 0.04, max_step_seconds=0.3).budget(True) == pytest.approx(260, abs=1)
     assert sizes_of(1e-3, 0.04, max_step_seconds=0.3).budget(False) == pytest.approx(300, abs=1)
 
@@ -46,7 +46,7 @@ def test_what_a_shared_pass_takes_more_is_the_chunk_s() -> None:
     sizes = sizes_of(1e-3, 0.04)
     for _ in range(8):
         sizes.read(100, 0.04 + 0.05, beside=True)
-    assert sizes.budget(True, beside=True) == pytest.approx(STEPS * 80, rel=0.05)
+    assert sizes.budget(True, beside=True) == pytest.approx(MAX_STEP_FACTOR * 80, rel=0.05)
     for _ in range(8):
         sizes.read(
             100, 0.03, beside=True
@@ -62,7 +62,7 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
     sizes = sizes_of(1e-4)
     for _ in range(8):
         sizes.read(100, 0.05)
-    assert sizes.budget(False) == pytest.approx(ALONE / 5e-4, rel=0.05)
+    assert sizes.budget(False) == pytest.approx(MAX_IDLE_SECONDS / 5e-4, rel=0.05)
 
 
 @given(

@@ -14,7 +14,7 @@ from draftree.registry import part
 from draftree.request import Request
 from draftree.scheduling.handle import Handle
 from draftree.scheduling.prefix_cache import PrefixStore
-from draftree.target.target import Taps, Target
+from draftree.target.target import HiddenStates, Target
 from draftree.testing.fakes import tiny_target
 from hybrids import hybrid
 from selection import one_in
@@ -137,7 +137,7 @@ def test_restored_blocks_hold_what_was_read() -> None:
     filled(store, target, prompt)
     needs = part("drafter", "edd")().example(target).needs
     whole = target.new_cache(1, 8)
-    read: Taps = target.prefill(whole, [np.array(prompt, np.int64)], needs).taps
+    read: HiddenStates = target.prefill(whole, [np.array(prompt, np.int64)], needs).taps
     partial = store.begin(prompt, target)
     assert partial is not None
     cache, (taps,) = partial.cache, partial.taps

@@ -19,13 +19,13 @@ from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import part
 from draftree.request import Request
 from draftree.scheduling.handle import Handle
-from draftree.target.target import Needs, Probes, Read, Target, Verified
+from draftree.target.target import HiddenStateSpec, Probes, Read, Target, Verified
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Ints, Tree
 from hybrids import hybrid
 from selection import one_in
 
-NEEDS = Needs((0, 2, -1), top=3)
+NEEDS = HiddenStateSpec((0, 2, -1), top=3)
 PROMPTS = [
     np.array(p)
     for p in ([3, 9, 4, 1, 7], [8, 2, 6, 5, 11, 30, 12], [20, 21, 22, 23, 24], [40, 41, 42, 43, 44])
@@ -60,7 +60,9 @@ def trees() -> Tree:
 def before(target: Target) -> SlotCache:
     """Return a cache that holds the prompts of running sequences, and the beginnings of those that are read."""
     cache = target.new_cache(4, 8)
-    target.prefill(cache, [p if r in (0, 2) else p[:2] for r, p in enumerate(PROMPTS)], Needs())
+    target.prefill(
+        cache, [p if r in (0, 2) else p[:2] for r, p in enumerate(PROMPTS)], HiddenStateSpec()
+    )
     return cache
 
 

@@ -23,7 +23,7 @@ from draftree.engine import Engine, usual_drafter, usual_policy
 from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.options import Limits, ServeOptions
-from draftree.serving.worker import IDLE
+from draftree.serving.worker import IDLE_SECONDS
 from draftree.target.names import smollm2_file
 from serving import Apart, Running, served, served_apart
 
@@ -645,7 +645,7 @@ def test_texts_do_not_mix(server: Running, engine: Engine) -> None:
 
 def resident(server: Apart) -> int:
     """Return the resident memory of a server in bytes, when it has had nothing to do for a while."""
-    time.sleep(IDLE + 1)
+    time.sleep(IDLE_SECONDS + 1)
     return server.resident
 
 

@@ -23,8 +23,8 @@ from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
 from draftree.target import target as target_module
-from draftree.target.target import Needs, Probes, Target, Verified
-from draftree.tree import Ints, Tree, Verdict
+from draftree.target.target import HiddenStateSpec, Probes, Target, Verified
+from draftree.tree import AcceptResult, Ints, Tree
 from draftree.weights import demo_folder
 from forests import (
     NOISE,
@@ -32,9 +32,9 @@ from forests import (
     after_paths,
     attach,
     chain,
+    from_roots,
     full_forest,
     grown,
-    planted,
     random_forest,
     some_verdict,
     texts,
@@ -42,11 +42,11 @@ from forests import (
 )
 from selection import one_in
 
-NOTHING = Needs()
+NOTHING = HiddenStateSpec()
 
 
 def filled(
-    target: Target, committed: list[Ints], needs: Needs = NOTHING
+    target: Target, committed: list[Ints], needs: HiddenStateSpec = NOTHING
 ) -> tuple[SlotCache, Verified]:
     """A cache that holds the texts, and what the prefill said."""
     cache = target.new_cache(len(committed), 8)  # small, so that it has to grow
@@ -62,7 +62,7 @@ def test_every_node_equals_its_path(name: str, lengths: tuple[int, ...]) -> None
     cache, read = filled(t, committed)
     assert worst(read.logits, torch.stack([after(model(name), c)[-1] for c in committed])) < NOISE
     for tree in (
-        planted(rows, rng),
+        from_roots(rows, rng),
         chain(rows, 8, rng),
         full_forest(rows, rng),
         random_forest(rows, 14, rng),
@@ -154,9 +154,11 @@ def test_a_path_with_gaps_is_committed_in_order() -> None:
     t, committed = target("llama"), texts([4, 7], rng)
     cache, _ = filled(t, committed)
     #                          2  3  4  5  6  7  8  9  10
-    tree = attach(planted(2, rng), [0, 1, 0, 1, 4, 5, 4, 8, 5], rng.integers(3, VOCAB, 9).tolist())
+    tree = attach(
+        from_roots(2, rng), [0, 1, 0, 1, 4, 5, 4, 8, 5], rng.integers(3, VOCAB, 9).tolist()
+    )
     t.verify(cache, tree, NOTHING)
-    verdict = Verdict((np.array([4, 8, 9]), np.array([5, 10])), np.array([5, 5]))
+    verdict = AcceptResult((np.array([4, 8, 9]), np.array([5, 10])), np.array([5, 5]))
     t.commit(cache, tree, verdict)
     assert same_contents(t, cache, grown(committed, tree, verdict))
 
@@ -166,7 +168,7 @@ def test_rows_that_have_ended_are_left_as_they_are() -> None:
     t, committed = target("mistral-sliding"), texts([6, 3, 9], rng)
     cache, _ = filled(t, committed)
     for live in ([0, 2], [2]):
-        tree = Tree.planted(np.array(live), rng.integers(3, VOCAB, len(live)))
+        tree = Tree.from_roots(np.array(live), rng.integers(3, VOCAB, len(live)))
         tree = attach(tree, [0, len(live) - 1, 0], [4, 5, 6])
         assert (
             worst(
@@ -188,7 +190,7 @@ def test_a_prompt_read_in_parts_equals_one_pass(
 ) -> None:
     rng = np.random.default_rng(5)
     t, committed = target(name), texts([21, 5, 12], rng)
-    needs = Needs(hidden=(0, 2, -1))
+    needs = HiddenStateSpec(hidden=(0, 2, -1))
     _, whole = filled(t, committed, needs)
     monkeypatch.setattr(target_module, "CHUNK", chunk)
     cache, parts = filled(t, committed, needs)
@@ -240,7 +242,11 @@ def test_an_engine_reuses_a_prefix_and_writes_the_same(
     prefill = Target.prefill
 
     def counted(
-        self: Target, cache: SlotCache, prompts: list[Ints], needs: Needs, rows: Ints | None = None
+        self: Target,
+        cache: SlotCache,
+        prompts: list[Ints],
+        needs: HiddenStateSpec,
+        rows: Ints | None = None,
     ) -> Verified:
         verified = prefill(self, cache, prompts, needs, rows)
         if self is t:
@@ -271,10 +277,10 @@ def hidden_states(name: str, ids: Sequence[int] | Ints) -> tuple[torch.Tensor, .
 def test_taps_are_transformers_hidden_states(name: str, layers: tuple[int, ...]) -> None:
     rng = np.random.default_rng(8)
     t, committed = target(name), texts([7, 12, 4], rng)
-    cache, read = filled(t, committed, Needs(hidden=layers))
+    cache, read = filled(t, committed, HiddenStateSpec(hidden=layers))
     stock = [hidden_states(name, text) for text in committed]
     tree = random_forest(3, 11, rng)
-    verified = t.verify(cache, tree, Needs(hidden=layers))
+    verified = t.verify(cache, tree, HiddenStateSpec(hidden=layers))
     for layer in layers:
         assert (
             worst(read.taps.hidden[layer], torch.cat([states[layer][0] for states in stock]))
@@ -401,12 +407,12 @@ def test_rows_of_a_batch_keep_their_own_frequencies(name: str) -> None:
     committed = texts([9, 22, 15], rng)
     t = target(name)
     cache, read = filled(t, committed)
-    tree = planted(3, rng)
+    tree = from_roots(3, rng)
     together = t.verify(cache, tree, NOTHING).logits
     for row, text in enumerate(committed):
         single, one = filled(Target(Decoder(fresh(name))), [text])
         assert worst(read.logits[row], one.logits[0]) < NOISE
-        root = Tree.planted(np.array([0]), tree.tokens[[row]])
+        root = Tree.from_roots(np.array([0]), tree.tokens[[row]])
         assert worst(together[row], t.verify(single, root, NOTHING).logits[0]) < NOISE
 
 
@@ -429,7 +435,7 @@ def test_a_model_is_left_as_it_was_found() -> None:
     """No hook stays behind, and a `dynamic` rope has forgotten what it read."""
     t = Target(Decoder(fresh("dynamic")))
     before = after(t.decoder.model, range(3, 12))
-    filled(t, [np.arange(3, 33)], Needs(hidden=(1, -1)))
+    filled(t, [np.arange(3, 33)], HiddenStateSpec(hidden=(1, -1)))
     assert all(
         not m._forward_hooks and not m._forward_pre_hooks
         for m in t.decoder.stack.modules()

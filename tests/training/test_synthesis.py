@@ -20,9 +20,9 @@ from draftree.errors import UserError
 from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
-from draftree.training.answer_source import Asked, Author, Local, Written
+from draftree.training.answer_source import Author, GeneratedText, Local, PendingPrompt
 from draftree.training.distributed import Processes
-from draftree.training.openai_client import KEY, Remote, Server, agreement
+from draftree.training.openai_client import KEY_VARIABLE, Remote, Server, greedy_agreement
 from draftree.training.regenerate import Regeneration, regenerate
 from draftree.training.synthesize import (
     ABOUT,
@@ -30,8 +30,8 @@ from draftree.training.synthesize import (
     PARTS,
     Opening,
     Synthesis,
-    flaw,
-    judged,
+    find_flaw,
+    select_questions,
     synthesize,
 )
 from draftree.utils.progress import Tell, silent
@@ -75,7 +75,7 @@ def test_questions_are_drawn_behind_the_users_header_by_seed_and_number(
         (tokens,) = plain(target, [request]).tokens
         text = target.tokenizer.decode([t for t in tokens if t not in ends])
         drawn.append({"text": text, "ended": tokens[-1] in ends})
-    kept, dropped = judged(drawn, HOW.count, target.tokenizer)
+    kept, dropped = select_questions(drawn, HOW.count, target.tokenizer)
     assert found == kept
     assert report["dropped"] == dict(dropped)
     assert (report["kept"], report["made_up"]) == (12, 12 + dropped.total())
@@ -130,12 +130,12 @@ class Scripted(Author):
     """Writes given texts, in turn."""
 
     def __init__(self, *texts: str) -> None:
-        self._texts, self.asked = texts, list[Asked]()
+        self._texts, self.asked = texts, list[PendingPrompt]()
 
-    def write(self, waiting: deque[Asked]) -> Iterator[Written]:
+    def write(self, waiting: deque[PendingPrompt]) -> Iterator[GeneratedText]:
         while waiting:
             self.asked.append(waiting.popleft())
-            yield Written(
+            yield GeneratedText(
                 self.asked[-1], self._texts[self.asked[-1].number % len(self._texts)], True
             )
 
@@ -167,15 +167,18 @@ FLAWS = {
 
 @pytest.mark.parametrize("text", FLAWS)
 def test_broken_questions_are_told_by_reason(text: str) -> None:
-    assert flaw(text, True, ["<|user|>"]) == FLAWS[text]
-    assert flaw(text, False) == "without an end"
+    assert find_flaw(text, True, ["<|user|>"]) == FLAWS[text]
+    assert find_flaw(text, False) == "without an end"
 
 
 def test_a_question_that_came_before_is_known_by_its_words() -> None:
     drawn = [
         {"text": text, "ended": True} for text in (" Why not? ", "why, NOT", "Why?", "How?", "Who?")
     ]
-    assert judged(drawn, 2, byte_tokenizer(), ["why"]) == (["Why not?", "How?"], {"duplicates": 2})
+    assert select_questions(drawn, 2, byte_tokenizer(), ["why"]) == (
+        ["Why not?", "How?"],
+        {"duplicates": 2},
+    )
 
 
 def test_the_opening_is_what_the_template_puts_before_a_user() -> None:
@@ -201,9 +204,9 @@ def test_the_opening_is_what_the_template_puts_before_a_user() -> None:
 
 def test_a_text_that_ends_a_question_is_no_part_of_it(target: Target) -> None:
     ids = [2]
-    (free,) = Local(target, 2).write(deque([Asked(0, "", ids, 12)]))
+    (free,) = Local(target, 2).write(deque([PendingPrompt(0, "", ids, 12)]))
     stop = free.text[4:6]
-    (cut,) = Local(target, 2).write(deque([Asked(0, "", ids, 12, stops=(stop,))]))
+    (cut,) = Local(target, 2).write(deque([PendingPrompt(0, "", ids, 12, stops=(stop,))]))
     assert (cut.text, cut.ended) == (free.text[: free.text.index(stop)], True)
 
 
@@ -375,7 +378,7 @@ def test_a_server_writes_what_the_target_would(
     # Its answers end at either end of turn, as those of the target at hand would.
     monkeypatch.setattr(target.decoder.model.generation_config, "eos_token_id", [1, 3])
     serving = serve(target, lambda number: (503, "busy") if number < 2 else None)
-    monkeypatch.setenv(KEY, "secret")
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
     here = regenerate(target, [chats], tmp_path / "here", ANSWERS, HERE)
     there = regenerate(
         target, [chats], tmp_path / "there", ANSWERS, HERE, silent, remote(serving, target)
@@ -507,13 +510,16 @@ def test_agreement_is_the_share_of_the_targets_own_tokens(target: Target) -> Non
     (tokens,) = plain(target, [Request(ids, 10)]).tokens
     text = target.tokenizer.decode(tokens)
     assert target.tokenizer(text)["input_ids"] == tokens
-    asks = Asked(0, "", ids, 10)
-    assert agreement(target, [Written(asks, text, True)]) == 1
+    asks = PendingPrompt(0, "", ids, 10)
+    assert greedy_agreement(target, [GeneratedText(asks, text, True)]) == 1
     other = "z" if text[-1] != "z" else "y"
     assert (
-        agreement(target, [Written(asks, text[:-1] + other, True), Written(asks, "", True)]) == 0.9
+        greedy_agreement(
+            target, [GeneratedText(asks, text[:-1] + other, True), GeneratedText(asks, "", True)]
+        )
+        == 0.9
     )
-    assert agreement(target, [Written(asks, "", True)]) == 0
+    assert greedy_agreement(target, [GeneratedText(asks, "", True)]) == 0
 
 
 # The command.

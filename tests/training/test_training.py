@@ -23,14 +23,14 @@ from draftree.drafters.neural.training_masks import block_starts
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.training import time_limit
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Shards
 from draftree.training.held_out_metrics import DEPTHS, acceptance_by_depth, evaluate
-from draftree.training.resume import STATE, begun
+from draftree.training.resume import STATE, start_from
 from draftree.training.teacher import Teacher
-from draftree.training.trainer import Plan, Progress, scale, split, train
+from draftree.training.trainer import Plan, Progress, learning_rate_factor, split_samples, train
 
 VOCAB = 31
 METHODS = {"edd": EDD, "vdm": VDM}
@@ -197,7 +197,7 @@ def test_a_finished_drafter_is_not_overwritten(target, samples, tmp_path) -> Non
 
 
 def test_kept_features_are_the_computed_ones(target, samples, tmp_path) -> None:
-    needs = Needs(hidden=(-4, 1), kv=(-1, 0))
+    needs = HiddenStateSpec(hidden=(-4, 1), kv=(-1, 0))
     shards = Shards.at(tmp_path, target, samples, needs)
     size = shards.size
     shards.fill(Processes.on(target.decoder.device))
@@ -237,7 +237,7 @@ def test_too_small_a_disk_is_told_before_the_work(target, samples, tmp_path, mon
 
 
 def test_padding_does_not_change_the_loss(target, samples) -> None:
-    teacher, drafter = Teacher(target, Needs(hidden=(-4,)), samples), fresh("edd", target)
+    teacher, drafter = Teacher(target, HiddenStateSpec(hidden=(-4,)), samples), fresh("edd", target)
     order = sorted(range(len(samples)), key=lambda i: len(samples[i].tokens))
     alone = drafter.forward(teacher.batch([order[0]], 0), 5, 2)
     padded = drafter.forward(teacher.batch([order[0], order[-1]], 0), 5, 2)
@@ -296,7 +296,7 @@ def test_simulated_acceptance_follows_the_text_only_while_the_target_agrees() ->
 
 def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
     class Oracle:
-        needs, model = Needs(), fresh("vdm", target).model
+        needs, model = HiddenStateSpec(), fresh("vdm", target).model
         loss = staticmethod(lambda b: torch.zeros(()))
         forward = staticmethod(lambda b, block, phase: after_all(b))
 
@@ -311,7 +311,11 @@ def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
         )[0].numpy()
         greedy.append(Sample(ids, np.arange(len(ids)) >= 4))
     found = evaluate(
-        Teacher(target, Needs(), greedy), Oracle(), range(4), 2, Processes.on(torch.device("cpu"))
+        Teacher(target, HiddenStateSpec(), greedy),
+        Oracle(),
+        range(4),
+        2,
+        Processes.on(torch.device("cpu")),
     )
     assert found is not None
     assert found.acceptance_length == 1 + DEPTHS
@@ -332,11 +336,11 @@ def test_held_out_figures_do_not_depend_on_the_batch(target, samples) -> None:
 
 def test_the_overlap_is_that_of_the_distributions(target, samples) -> None:
     class Shifted:
-        needs, model = Needs(), fresh("vdm", target).model
+        needs, model = HiddenStateSpec(), fresh("vdm", target).model
         loss = staticmethod(lambda b: torch.zeros(()))
         forward = staticmethod(lambda b, block, phase: after_all(b).roll(1, -1))
 
-    teacher = Teacher(target, Needs(), samples)
+    teacher = Teacher(target, HiddenStateSpec(), samples)
     found = evaluate(teacher, Shifted(), [0, 1], 2, Processes.on(torch.device("cpu")))
     p = torch.cat(
         [after_all(teacher.batch([i], 0))[0, :-1].softmax(-1)[samples[i].learn[1:]] for i in (0, 1)]
@@ -349,9 +353,9 @@ def test_the_overlap_is_that_of_the_distributions(target, samples) -> None:
 
 def test_schedule_and_split(samples) -> None:
     p = plan(schedule="cosine", warmup=4)
-    assert [scale(p, s, 100) for s in (0, 1)] == pytest.approx([0.25, 0.5], rel=1e-2)
-    assert scale(p, 99, 100) == pytest.approx(0.05, rel=0.1)
-    learnt, held = split(samples, p)
+    assert [learning_rate_factor(p, s, 100) for s in (0, 1)] == pytest.approx([0.25, 0.5], rel=1e-2)
+    assert learning_rate_factor(p, 99, 100) == pytest.approx(0.05, rel=0.1)
+    learnt, held = split_samples(samples, p)
     assert len(learnt) + len(held) == len(samples)
     assert not set(learnt) & set(held)
 
@@ -394,13 +398,13 @@ def test_checkpoint_errors(target, samples, tmp_path) -> None:
 def test_a_run_may_begin_with_the_weights_of_another(target, samples, tmp_path) -> None:
     first = EDD(max_block=7, loss="ce").fresh(target)
     train(target, first, samples, plan(epochs=0.2), tmp_path)
-    drafter = begun(EDD(loss="kl", min_block=1, named=frozenset({"loss"})), tmp_path, target)
+    drafter = start_from(EDD(loss="kl", min_block=1, named=frozenset({"loss"})), tmp_path, target)
     assert drafter.knobs == EDD(max_block=7, loss="kl")  # what was not set is the checkpoint's
     for key, value in weights(first).items():
         assert torch.equal(weights(drafter)[key], value.half().float()), key
     assert all(p.requires_grad and p.dtype == torch.float32 for p in drafter.model.parameters())
     with pytest.raises(UserError, match="holds a drafter 'edd', asked for was 'vdm'"):
-        begun(VDM(), tmp_path, target)
+        start_from(VDM(), tmp_path, target)
 
 
 def test_a_published_checkpoint_goes_on_as_the_network_it_is(target, tmp_path) -> None:
@@ -409,7 +413,7 @@ def test_a_published_checkpoint_goes_on_as_the_network_it_is(target, tmp_path) -
     config = json.loads((tmp_path / "config.json").read_text())
     del config["draftree"], config["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 500.0}))
-    drafter = begun(EAGLE(), tmp_path, target)
+    drafter = start_from(EAGLE(), tmp_path, target)
     like, at = torch.zeros(1), torch.arange(9)[None]
     turned = drafter.model.rotary(like, at)[0]
     assert not torch.allclose(turned, EAGLE().fresh(target).model.rotary(like, at)[0])

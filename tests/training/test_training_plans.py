@@ -21,8 +21,8 @@ from draftree.errors import UserError
 from draftree.registry import names, part, stages
 from draftree.testing.fakes import tiny_target
 from draftree.training import resume, trainer
-from draftree.training.trainer import Plan, Progress, scale, train
-from draftree.training.training_job import planned, within_context
+from draftree.training.trainer import Plan, Progress, learning_rate_factor, train
+from draftree.training.training_job import fit_to_context, make_plan
 from draftree.weights import demo_folder
 from folders import target_folder
 
@@ -81,9 +81,9 @@ PAPERS = {
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_plan_has_the_papers_numbers_where_nothing_is_given(name: str, tmp_path: Path) -> None:
-    plan = planned(stages(name), {}, tmp_path, later=False)
+    plan = make_plan(stages(name), {}, tmp_path, later=False)
     assert {key: getattr(plan, key) for key in PAPERS[name]} == PAPERS[name]
-    given = planned(
+    given = make_plan(
         stages(name), {"lr": 0.5, "betas": (0.1, 0.2), "seed": 7}, tmp_path, later=False
     )
     assert (given.lr, given.betas, given.seed) == (0.5, (0.1, 0.2), 7)
@@ -95,7 +95,7 @@ def test_a_stage_is_chosen_by_its_name_or_by_what_the_run_begins_with(tmp_path: 
         Stage(name="text", lr=1.0, loss="", source=""),
         Stage(name="chats", lr=2.0, loss="", source=""),
     )
-    chosen = lambda given, later: planned(both, given, tmp_path, later)
+    chosen = lambda given, later: make_plan(both, given, tmp_path, later)
     assert [(p.stage, p.lr) for p in (chosen({}, False), chosen({}, True))] == [
         ("text", 1.0),
         ("chats", 2.0),
@@ -158,7 +158,7 @@ def test_the_gradient_is_bounded_by_norm_or_by_value(
 
 
 def test_the_rate_rises_over_steps_or_a_share_of_them_and_falls_to_its_floor() -> None:
-    rate = lambda step, steps=1000, **how: scale(Plan(**how), step, steps)
+    rate = lambda step, steps=1000, **how: learning_rate_factor(Plan(**how), step, steps)
     assert [rate(step, warmup=10) for step in (0, 4, 9, 500)] == [0.1, 0.5, 1, 1]
     assert [rate(step, warmup=0.01) for step in (0, 4, 9, 500)] == [0.1, 0.5, 1, 1]
     assert rate(0, steps=10, warmup=0.025) == 1  # less than a step
@@ -216,8 +216,8 @@ def test_a_batch_that_is_cut_by_itself_learns_the_same(
 
 
 def test_lengths_are_cut_to_the_targets_context(tmp_path: Path) -> None:
-    assert within_context(Plan(max_tokens=2048), tmp_path, 64).max_tokens == 64
-    assert within_context(Plan(max_tokens=2048), tmp_path, 4096).max_tokens == 2048
+    assert fit_to_context(Plan(max_tokens=2048), tmp_path, 64).max_tokens == 64
+    assert fit_to_context(Plan(max_tokens=2048), tmp_path, 4096).max_tokens == 2048
 
 
 # What a run keeps
@@ -259,9 +259,9 @@ def test_a_run_of_before_plans_goes_on_with_what_it_had(tmp_path: Path) -> None:
     train(*straight, then, tmp_path / "straight")
     interrupted(tmp_path / "broken", then)
     aged(tmp_path / "broken")
-    plan = planned(stages("eagle"), {}, tmp_path / "broken", later=False)
+    plan = make_plan(stages("eagle"), {}, tmp_path / "broken", later=False)
     assert plan == then
-    assert planned(stages("eagle"), {"save_every": 9}, tmp_path / "broken", False).save_every == 9
+    assert make_plan(stages("eagle"), {"save_every": 9}, tmp_path / "broken", False).save_every == 9
     again = made()
     train(*again, plan, tmp_path / "broken")
     for key, value in straight[1].model.state_dict().items():
@@ -276,16 +276,16 @@ def test_a_run_of_before_plans_does_not_go_on_with_other_numbers(
 ) -> None:
     interrupted(tmp_path, Plan(lr=1e-2))
     aged(tmp_path)
-    plan = planned(stages("edd"), other, tmp_path, later=False)
+    plan = make_plan(stages("edd"), other, tmp_path, later=False)
     with pytest.raises(UserError, match=f"holds an interrupted run with {next(iter(other))}="):
         train(*made(), plan, tmp_path)
 
 
 def test_a_run_goes_on_with_its_stage_and_numbers(tmp_path: Path) -> None:
     interrupted(
-        tmp_path, planned(stages("glide"), {"lr": 1e-2, "batch_size": 4}, tmp_path, later=False)
+        tmp_path, make_plan(stages("glide"), {"lr": 1e-2, "batch_size": 4}, tmp_path, later=False)
     )
-    plan = planned(stages("glide"), {}, tmp_path, later=False)
+    plan = make_plan(stages("glide"), {}, tmp_path, later=False)
     assert (plan.stage, plan.lr, plan.batch_size, plan.betas) == (
         "pretraining",
         1e-2,
@@ -297,7 +297,7 @@ def test_a_run_goes_on_with_its_stage_and_numbers(tmp_path: Path) -> None:
 
 def test_a_run_longer_than_the_context_keeps_its_length(tmp_path: Path) -> None:
     interrupted(tmp_path, Plan(max_tokens=100))
-    assert within_context(Plan(max_tokens=100), tmp_path, 64).max_tokens == 100
+    assert fit_to_context(Plan(max_tokens=100), tmp_path, 64).max_tokens == 100
 
 
 @pytest.mark.parametrize("held", ["[1]", "{", '{"lr": "much"}', '{"betas": 3}'])
@@ -305,7 +305,7 @@ def test_a_broken_note_is_told_in_a_line(held: str, tmp_path: Path) -> None:
     (tmp_path / resume.STATE).touch()
     (tmp_path / resume.PLAN).write_text(held)
     with pytest.raises(UserError, match=r"training\.json") as told:
-        planned(stages("edd"), {}, tmp_path, later=False)
+        make_plan(stages("edd"), {}, tmp_path, later=False)
     assert "\n" not in str(told.value)
 
 
@@ -462,7 +462,7 @@ def test_the_recipe_of_the_shipped_drafters_names_all_their_numbers(
 
     def run(command: list[str], check: bool) -> None:
         context = click.make_context("train", command[4:])
-        seen.update({k: v for k, v in context.params.items() if console.given(context, k)})
+        seen.update({k: v for k, v in context.params.items() if console.was_given(context, k)})
 
     monkeypatch.setattr(recipe.subprocess, "run", run)
     recipe.train("edd", recipe.SPECS["edd"], "texts.jsonl", tmp_path)

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from draftree.utils.gc_pause import MANY, SELDOM, seldom
+from draftree.utils.gc_pause import MANY, SELDOM, gc_paused
 
 
 def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> None:
     before = gc.get_threshold()
-    one, other = seldom(), seldom()
+    one, other = gc_paused(), gc_paused()
     one.__enter__()
     other.__enter__()
     assert gc.get_threshold() == (SELDOM, *before[1:])
@@ -19,7 +19,7 @@ def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> Non
     assert gc.get_threshold()[0] == SELDOM
     other.__exit__(None, None, None)
     assert gc.get_threshold() == before
-    with pytest.raises(OSError, match="full"), seldom():
+    with pytest.raises(OSError, match="full"), gc_paused():
         raise OSError("full")
     assert gc.get_threshold() == before
 
@@ -29,7 +29,7 @@ def test_a_search_that_is_off_stays_off_and_a_rarer_one_as_rare() -> None:
     try:
         for asked in (0, 10 * SELDOM):
             gc.set_threshold(asked)
-            with seldom():
+            with gc_paused():
                 assert gc.get_threshold()[0] == asked
     finally:
         gc.set_threshold(*before)
@@ -64,7 +64,7 @@ def test_what_somebody_froze_stays_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with seldom():
+        with gc_paused():
             made = [[i] for i in range(MANY + 1000)]
         assert len(made) > MANY
         assert gc.get_freeze_count() >= frozen - 100  # some of them may have died

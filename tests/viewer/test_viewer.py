@@ -23,7 +23,7 @@ from draftree.tree import Candidates, Tree
 from draftree.viewer import html, svg
 from draftree.viewer.layout import HEIGHT, layout
 from draftree.viewer.terminal import lines
-from draftree.viewer.token_text import Spellings, flowing, visible
+from draftree.viewer.token_text import Spellings, mark_line_ends, show_bytes
 from draftree.viewer.trace import Node, Step, Watch
 from folders import byte_tokenizer, target_folder
 
@@ -49,7 +49,7 @@ def tokens(text: str) -> list[int]:
 
 def grown(rows: int = 1) -> Tree:
     """Behind every root 'a': b (b: c, d (d: e)), f. The numbers of rows are mixed, as they are where rows grow together."""
-    tree = Tree.planted(np.arange(rows), np.array(tokens("a") * rows))
+    tree = Tree.from_roots(np.arange(rows), np.array(tokens("a") * rows))
     nowhere = Candidates(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
     places = {"a": list(range(rows))}
     for parent, letter, q in [
@@ -73,7 +73,7 @@ def prefilled(row: int = 0) -> Emitted:
         row,
         tokens("a"),
         ["prefill"],
-        Tree.planted(np.arange(1), np.array(tokens("!"))),
+        Tree.from_roots(np.arange(1), np.array(tokens("!"))),
         np.array([], np.int64),
     )
 
@@ -147,7 +147,7 @@ def test_a_chain_goes_on_below_where_the_line_ends() -> None:
 def random_step(data: st.DataObject, most: int = 60) -> Step:
     count = data.draw(st.integers(0, most))
     words = st.sampled_from(
-        ["a", "␣the", "世界世界", "x" * 60, *(visible(t.encode()) for t in NASTY)]
+        ["a", "␣the", "世界世界", "x" * 60, *(show_bytes(t.encode()) for t in NASTY)]
     )
     nodes = [Node(0, "root", -1, 0, 1.0, 1.0, None, 0, False)]
     last = 0
@@ -217,9 +217,9 @@ def test_tokens_can_be_read() -> None:
     assert [spellings.text(t) for t in heart] == ["⟨C3⟩", "⟨A9⟩"]
     assert spellings.text(1) == "<eos>"
     assert spellings.text(9999) == "#9999"
-    assert visible("\u2028\u200bé \u0301".encode()) == "\\u2028\\u200bé␣\u0301"
-    assert visible("\u0301".encode()) == "◌\u0301"
-    assert flowing("a b\n\x00c") == "a b⏎\n\\x00c"
+    assert show_bytes("\u2028\u200bé \u0301".encode()) == "\\u2028\\u200bé␣\u0301"
+    assert show_bytes("\u0301".encode()) == "◌\u0301"
+    assert mark_line_ends("a b\n\x00c") == "a b⏎\n\\x00c"
 
 
 class SentencePiece:
@@ -245,7 +245,7 @@ def test_tokens_of_sentencepiece_keep_their_space() -> None:
 
 def test_the_text_is_whole_though_characters_are_spread_over_tokens() -> None:
     ids = tokens("é😀!")
-    bare = Tree.planted(np.arange(1), np.array(tokens("a")))
+    bare = Tree.from_roots(np.arange(1), np.array(tokens("a")))
     events = [Emitted(0, [t], ["bonus"], bare, np.array([], np.int64)) for t in ids]
     steps = watched(prefilled(), *events, Emitted(0, [1], ["bonus"], bare, np.array([], np.int64)))
     assert "".join(p for s in steps for p in s.pieces) == "aé😀!<eos>"
@@ -286,7 +286,7 @@ def test_json_has_every_figure() -> None:
 
 def nasty_steps() -> list[Step]:
     """Steps whose every token tries to break out of the picture."""
-    shown = [visible(t.encode()) for t in NASTY]
+    shown = [show_bytes(t.encode()) for t in NASTY]
     nodes = [Node(0, shown[0], -1, 0, 1.0, 1.0, None, 0, False)]
     nodes += [
         Node(i, t, i - 1, i, 0.001 if i == 4 else 0.5, 0.5**i, 0.1, 1, i < 3)
@@ -333,8 +333,8 @@ def test_the_page_is_well_formed_whatever_the_tokens_are() -> None:
     assert [s["text"] for s in data["steps"]] == [[i.text for i in s.items] for s in steps]
     spans = "".join(text for tag, text in parser.texts if tag == "span")
     for piece in (p for s in steps for p in s.pieces):
-        assert flowing(piece) in spans
-    assert ("p", flowing(ABOUT["prompt"])) in parser.texts
+        assert mark_line_ends(piece) in spans
+    assert ("p", mark_line_ends(ABOUT["prompt"])) in parser.texts
     assert not [a for a in parser.attributes if a[1] in ("src", "href") or a[1].startswith("on")]
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from draftree.kernels.tree_verification import followed
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Ints, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Ints, Tree
 from draftree.utils.validated_dataclass import Part
 
 
@@ -51,7 +51,7 @@ class Acceptor(Part, ABC):
         return Draw.POINT
 
     @abstractmethod
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         """Accept a path below each root and choose the token after it.
 
         Args:
@@ -61,7 +61,7 @@ class Acceptor(Part, ABC):
         """
 
 
-def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
+def walk(tree: Tree, choose: Callable[[int], int]) -> AcceptResult:
     """Follow the target's tokens from each root as long as they are children.
 
     The first token that is not a child becomes the bonus token.
@@ -82,17 +82,17 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
     return descend(tree, step)
 
 
-def follow(tree: Tree, chosen: Ints) -> Verdict:
+def follow(tree: Tree, chosen: Ints) -> AcceptResult:
     """Return the result of `walk`, given the target's token [N] after every node."""
     nodes, ends, bonus = followed(tree.parents, tree.tokens, chosen)
     paths, start = [], 1  # after the first root
     for end in ends.tolist():
         paths.append(nodes[start:end])
         start = end + 1
-    return Verdict(tuple(paths), bonus)
+    return AcceptResult(tuple(paths), bonus)
 
 
-def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdict:
+def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> AcceptResult:
     """Descend from each root to accepted children until no child is accepted.
 
     Args:
@@ -109,7 +109,7 @@ def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdic
             child, token = step(child)
         paths.append(np.array(path[1:], np.int64))
         bonus.append(token)
-    return Verdict(tuple(paths), np.array(bonus, np.int64))
+    return AcceptResult(tuple(paths), np.array(bonus, np.int64))
 
 
 UNCOUPLED = frozenset(Draw) - {Draw.COUPLED}
@@ -133,7 +133,7 @@ def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
 
 
 def judged(
-    tree: Tree, siblings: Ints, node: int, p: Tensor, chance: Chance, replacement: bool = True
+    tree: Tree, siblings: Ints, node: int, p: Tensor, chance: RandomSource, replacement: bool = True
 ) -> tuple[int | None, int]:
     """Test siblings in turn by rejection sampling; return the first accepted one and its token.
 

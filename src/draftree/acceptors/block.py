@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Ints, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Ints, Tree
 
 
 @final
@@ -34,13 +34,15 @@ class Block(Acceptor):
     looks_ahead: ClassVar[bool] = True
 
     @override
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         found = [self._chain(tree, root, p, chance) for root in range(tree.roots)]
-        return Verdict(
+        return AcceptResult(
             tuple(path for path, _ in found), np.array([token for _, token in found], np.int64)
         )
 
-    def _chain(self, tree: Tree, root: int, p: Distributions, chance: Chance) -> tuple[Ints, int]:
+    def _chain(
+        self, tree: Tree, root: int, p: Distributions, chance: RandomSource
+    ) -> tuple[Ints, int]:
         row, chain = int(tree.row[root]), [root]
         while (children := tree.children(chain[-1])).size:
             chain.append(int(children[0]))

@@ -7,8 +7,8 @@ from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor, follow, walk
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Tree
 
 
 @final
@@ -22,5 +22,5 @@ class Greedy(Acceptor):
     sampling: ClassVar[bool] = False
 
     @override
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         return walk(tree, p.argmax) if p.known is None else follow(tree, p.known)

@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor, follow, walk
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Tree
 
 
 @final
@@ -44,7 +44,7 @@ class Match(Acceptor):
         return Draw.COUPLED if self.coupled else Draw.POINT
 
     @override
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         if p.known is not None:
             return follow(tree, p.known)
 

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Tree
 
 
 @final
@@ -42,7 +42,7 @@ class MultiRound(Acceptor):
         return Draw.WITH_REPLACEMENT if self.replacement else Draw.WITHOUT_REPLACEMENT
 
     @override
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         return descend(
             tree,
             lambda node: judged(tree, tree.children(node), node, p(node), chance, self.replacement),

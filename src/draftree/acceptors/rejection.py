@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Tree
 
 
 @final
@@ -30,7 +30,7 @@ class Rejection(Acceptor):
     draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
 
     @override
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         return descend(
             tree, lambda node: judged(tree, tree.children(node)[:1], node, p(node), chance)
         )

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Ints, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Ints, Tree
 
 
 @final
@@ -34,14 +34,14 @@ class Traversal(Acceptor):
     looks_ahead: ClassVar[bool] = True
 
     @override
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         found = [_kept(tree, root, 1.0, p, chance) for root in range(tree.roots)]
         paths = tuple(np.array(nodes[1:], np.int64) for nodes, _ in found)
-        return Verdict(paths, np.array([token for _, token in found], np.int64))
+        return AcceptResult(paths, np.array([token for _, token in found], np.int64))
 
 
 def _kept(
-    tree: Tree, node: int, weight: float, p: Distributions, chance: Chance
+    tree: Tree, node: int, weight: float, p: Distributions, chance: RandomSource
 ) -> tuple[list[int], int]:
     """Return the accepted path that starts at a node, and the token after it.
 

@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.keyed_noise import Chance
-from draftree.tree import Draw, Tree, Verdict
+from draftree.sampling.keyed_noise import RandomSource
+from draftree.tree import AcceptResult, Draw, Tree
 from draftree.utils.validated_dataclass import knob
 
 TINY = 1e-5
@@ -45,7 +45,7 @@ class Typical(Acceptor):
     delta: float = knob(0.3, above=0)
 
     @override
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         paths, bonus = [], []
         for root in range(tree.roots):
             kept = {
@@ -64,7 +64,7 @@ class Typical(Acceptor):
             last = max(kept, key=lambda node: (int(tree.depth[node]), kept[node]))
             paths.append(tree.path(last)[1:])
             bonus.append(chance.categorical(p(last), int(tree.row[root]), int(tree.depth[last])))
-        return Verdict(tuple(paths), np.array(bonus, np.int64), lossy=True)
+        return AcceptResult(tuple(paths), np.array(bonus, np.int64), lossy=True)
 
     def _enough(self, p: torch.Tensor) -> float:
         entropy = -float((p * torch.log(p + TINY)).sum())

@@ -80,17 +80,17 @@ def by_reader(*groups: tuple[str | Reader, str]) -> dict[str, Reader]:
     return found
 
 
-def itself(of: Any) -> Any:
+def same_object(of: Any) -> Any:
     """Return the object itself, for attributes that other tools put into a nested object."""
     return of
 
 
-def alone(of: Any) -> list[Any]:
+def in_list(of: Any) -> list[Any]:
     """Return a list with only the object, for other tools' lists of texts."""
     return [of]
 
 
-def scored(read: Reader) -> Reader:
+def log_prob_reader(read: Reader) -> Reader:
     """Return a reader that applies `read` to the log-probabilities of each token."""
 
     def read_all(completion: Any) -> list[Any]:
@@ -111,7 +111,7 @@ def as_dict(completion: Any) -> dict[str, Any]:
     return {**parts, "stats": completion.stats.as_json()}
 
 
-def moved(engine: Any) -> Callable[..., Any]:
+def device_move_reader(engine: Any) -> Callable[..., Any]:
     """Return a method `to` for an engine, which accepts only the device that the engine is on."""
 
     def to(device: Any) -> Any:
@@ -124,7 +124,7 @@ def moved(engine: Any) -> Callable[..., Any]:
     return to
 
 
-def called(path: str) -> Reader:
+def method_reader(path: str) -> Reader:
     """Return a reader whose result is a method that returns the attribute at `path`."""
     return lambda of: lambda: attrgetter(path)(of)
 
@@ -135,7 +135,7 @@ def rate(stats: Any) -> float:
     return sum(step.accepted for step in stats.steps) / drafted if drafted else 0.0
 
 
-def summed(completion: Any) -> float:
+def sum_log_probs(completion: Any) -> float:
     """Return the sum of the finite log-probabilities of a completion's tokens.
 
     Raises:
@@ -184,8 +184,8 @@ RESULT_READERS: Mapping[str, Reader] = by_reader(
     *((_of_stats(how), words) for how, words in _STATS),
     *((f"stats.{name}", name) for name in ("tokens_per_second", "seconds", "acceptance_length")),
     ("stats", "metrics timings perf figures meta_info details"),
-    (itself, "message delta completion generation"),
-    (alone, "outputs choices results candidates generations"),
+    (same_object, "message delta completion generation"),
+    (in_list, "outputs choices results candidates generations"),
     ("text", "content response generated_text output answer result output_text reply string"),
     ("tokens", "token_ids ids output_ids output_token_ids generated_ids"),
     (
@@ -197,9 +197,9 @@ RESULT_READERS: Mapping[str, Reader] = by_reader(
     (lambda c: True, "done finished is_finished"),
     ("stop", "stop_reason stop_sequence stopped_by matched_stop stopping_word"),
     ("pieces", "text_tokens token_texts token_strings decoded_tokens tokens_text"),
-    (summed, "cumulative_logprob"),
-    (scored(attrgetter("logprob")), "token_logprobs"),
-    (scored(attrgetter("top")), "top_logprobs"),
+    (sum_log_probs, "cumulative_logprob"),
+    (log_prob_reader(attrgetter("logprob")), "token_logprobs"),
+    (log_prob_reader(attrgetter("top")), "top_logprobs"),
     (lambda c: lambda **_: as_dict(c), "to_dict dict model_dump asdict as_dict as_json"),
     (lambda c: lambda **_: json.dumps(as_dict(c)), "json to_json model_dump_json"),
     (lambda c: "assistant", "role"),
@@ -211,8 +211,8 @@ RESULT_READERS: Mapping[str, Reader] = by_reader(
     (lambda c: Usage(len(c.prompt_ids), len(c.tokens)), "usage"),
 )
 TOKEN_READERS: Mapping[str, Reader] = by_reader(
-    (itself, "delta message"),
-    (alone, "choices"),
+    (same_object, "delta message"),
+    (in_list, "choices"),
     ("text", "content response output piece string value decoded_token new_text data"),
     ("id", "token_id"),
     (lambda t: "assistant", "role"),
@@ -229,7 +229,7 @@ CONVERSATION_READERS: Mapping[str, Reader] = by_reader(
     ("stream", "send_message_stream stream_say stream_chat stream_message chat_stream"),
     ("asay", "achat asend ask_async say_async asend_message"),
     ("messages", "history turns chat_history context transcript"),
-    (called("messages"), "get_history"),
+    (method_reader("messages"), "get_history"),
     ("engine", "model llm"),
 )
 ENGINE_READERS: Mapping[str, Reader] = by_reader(
@@ -268,29 +268,29 @@ ENGINE_READERS: Mapping[str, Reader] = by_reader(
     ),
     ("target.decoder.model.config", "config model_config hf_config"),
     ("target.decoder.model.generation_config", "generation_config"),
-    (called("target.decoder.model.generation_config"), "get_default_sampling_params"),
+    (method_reader("target.decoder.model.generation_config"), "get_default_sampling_params"),
     ("target.decoder.model.parameters", "parameters"),
     ("target.decoder.model.num_parameters", "num_parameters"),
     ("target.decoder.model.state_dict", "state_dict"),
     (lambda e: lambda: e, "eval"),
     (lambda e: lambda *_, **__: None, "warmup warm_up"),
-    (moved, "to"),
+    (device_move_reader, "to"),
     ("target.name", "name model_name name_or_path model_path"),
     ("target.decoder.device", "device"),
     ("target.decoder.dtype", "dtype"),
     ("target.decoder.vocab", "vocab_size"),
-    (called("target.decoder.vocab"), "n_vocab"),
+    (method_reader("target.decoder.vocab"), "n_vocab"),
     ("target.decoder.context", "context_length max_model_len max_seq_len context_window"),
-    (called("target.decoder.context"), "n_ctx"),
+    (method_reader("target.decoder.context"), "n_ctx"),
     ("tokenizer", "processor"),
-    (called("tokenizer"), "get_tokenizer"),
+    (method_reader("tokenizer"), "get_tokenizer"),
     ("tokenizer.encode", "tok_encode encode"),
     (lambda e: lambda text: len(e.tokenizer.encode(text)), "token_count count_tokens"),
     ("tokenizer.decode", "tok_decode decode detokenize"),
     ("tokenizer.batch_decode", "batch_decode"),
     ("tokenizer.apply_chat_template", "apply_chat_template"),
     ("tokenizer.eos_token_id", "eos_token_id eot_token_id"),
-    (called("tokenizer.eos_token_id"), "token_eos"),
+    (method_reader("tokenizer.eos_token_id"), "token_eos"),
     ("tokenizer.bos_token_id", "bos_token_id"),
-    (called("tokenizer.bos_token_id"), "token_bos"),
+    (method_reader("tokenizer.bos_token_id"), "token_bos"),
 )

@@ -69,7 +69,7 @@ _METHODS = {
 drafts with a small language model."""
 
 
-def held_options(value: Any) -> dict[str, Any] | None:
+def options_in(value: Any) -> dict[str, Any] | None:
     """Return the options in a dictionary, an `Options`, or a generation config of transformers.
 
     Return None for any other object.
@@ -98,7 +98,7 @@ _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Options that a generation config uses only if `do_sample` is true."""
 
 
-def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
+def rewrite_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert options in the forms of other tools into draftree's options.
 
     The options in an object, such as ollama's `options`, are moved to the top level.
@@ -117,10 +117,10 @@ def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
             found["json_schema"] = schema()
         elif (
             name in _LISTS
-            and (held := held_options(value)) is not None
+            and (held := options_in(value)) is not None
             and not held.keys() & given.keys()
         ):
-            found |= rewritten(held)
+            found |= rewrite_options(held)
         elif name in _FORMS and (form := _form(name, value)) is not None:
             found |= form
         elif name in ("stop_token_ids", "eos_token_id", "eos_token_ids", "end_id") and isinstance(
@@ -202,7 +202,7 @@ def speculation(given: Any) -> dict[str, Any] | None:
     return {"drafter": drafter} | ({} if length is None else {"policy": CHAIN.format(length)})
 
 
-def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
+def rewrite_load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments of `load` in the forms of other tools into draftree's arguments."""
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -213,7 +213,7 @@ def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
         ):
             found |= parts
         elif name in ("model_kwargs", "model_init_kwargs", "kwargs") and isinstance(value, Mapping):
-            found |= rewritten_loading(value)
+            found |= rewrite_load_arguments(value)
         elif name in _LENGTHS and number:
             found["policy"] = CHAIN.format(value)
         elif name in _LOOKUPS and number and "lookup_num" in name:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import typer
 
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
-from draftree.cli.options import AsJson, LoadingOptions, Seed, TargetName, asks_for
+from draftree.cli.options import AsJson, LoadingOptions, Seed, TargetName, dataclass_command
 from draftree.utils.validated_dataclass import knob
 
 
@@ -25,30 +25,30 @@ class AdviseOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
     """Say whether speculative decoding pays off on this machine for these prompts, and with which drafter and policy."""
     from draftree.cli import arguments, terminal
     from draftree.engine import usual_drafter, usual_policy
     from draftree.evaluation import advice, suites
-    from draftree.evaluation.bench import priced
-    from draftree.evaluation.grid import assemble, chosen
-    from draftree.evaluation.teacher_forcing import spread
+    from draftree.evaluation.bench import with_fixed_costs
+    from draftree.evaluation.grid import assemble, choose_requests
+    from draftree.evaluation.teacher_forcing import evenly_spread
     from draftree.evaluation.time_estimate import plain_seconds
     from draftree.target.target import Target
 
     suite = suites.load(asked.data)
     usual = usual_drafter(asked.target)[0], usual_policy(asked.target)
-    pairs = advice.pairings(asked.drafter, usual, bool(asked.drafter))
+    pairs = advice.candidate_pairings(asked.drafter, usual, bool(asked.drafter))
     arguments.quiet()
     with terminal.busy("loading"):
         engines = assemble(lambda: Target.load(asked.target, **asked.loading), pairs, None)
-        requests, _ = chosen(
+        requests, _ = choose_requests(
             suite.prompts, next(iter(engines.values())), asked.max_new_tokens, None
         )
     with terminal.busy("measuring what a step costs") as tell:
-        engines = priced(engines, tell)
-    several, some = spread(requests, asked.limit), next(iter(engines.values()))
+        engines = with_fixed_costs(engines, tell)
+    several, some = evenly_spread(requests, asked.limit), next(iter(engines.values()))
     # One half is written once and replayed by every pairing, the other half is written twice.
     terminal.forecast(
         f"{len(several)} prompts", 1.5 * plain_seconds(some.target, some.drafter, several)
@@ -73,4 +73,4 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
     terminal.output().print(
         terminal.table(f"counted on {half} prompts of {suite.name}, to choose by", rows)
     )
-    terminal.line(advice.told(verdict, asked.target))
+    terminal.line(advice.format_verdict(verdict, asked.target))

@@ -6,7 +6,14 @@ from pathlib import Path
 import typer
 
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, DrafterSpec, Force, LoadingOptions, TargetName, asks_for
+from draftree.cli.options import (
+    AsJson,
+    DrafterSpec,
+    Force,
+    LoadingOptions,
+    TargetName,
+    dataclass_command,
+)
 from draftree.cli.output_files import check_output
 from draftree.errors import UserError
 from draftree.utils.files import whole
@@ -36,14 +43,14 @@ class AnalyseOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
     """Show how well a drafter is calibrated, and which of its tokens are accepted, by depth and entropy."""
     from draftree.cli import arguments, cost_charts, terminal
     from draftree.data.prompts import encode
     from draftree.evaluation import result_rows, suites
-    from draftree.evaluation.drafter_calibration import Looked, reached_by_row
-    from draftree.evaluation.teacher_forcing import answered, fitting, spread
+    from draftree.evaluation.drafter_calibration import CandidateTrace, share_by_depth_of_rows
+    from draftree.evaluation.teacher_forcing import evenly_spread, greedy_answers, prompts_that_fit
 
     if asked.pictures is not None:
         there = sorted(asked.pictures.glob("reliability.*"))
@@ -52,18 +59,18 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         )
         cost_charts.check()
     suite, result = (
-        suites.joined(list(asked.suite) or ["demo"]),
+        suites.join_suites(list(asked.suite) or ["demo"]),
         None if asked.result is None else result_rows.read(asked.result),
     )
-    spec, target, drafter = arguments.opened(asked.drafter, asked.target, **asked.loading)
+    spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     with terminal.busy("writing texts and driving the drafter along them"):
         encoded = [encode(target.tokenizer, p.content) for p in suite.prompts]
-        texts = answered(
+        texts = greedy_answers(
             target,
-            spread(fitting(encoded, target, asked.max_new_tokens), asked.limit),
+            evenly_spread(prompts_that_fit(encoded, target, asked.max_new_tokens), asked.limit),
             asked.max_new_tokens,
         )
-        looked = Looked.along(target, drafter, texts)
+        looked = CandidateTrace.along(target, drafter, texts)
     if not len(looked.rank):
         raise UserError(
             f"drafter '{spec}' drafted nothing along {len(texts)} texts, so that there is nothing to analyse"
@@ -71,7 +78,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
     if asked.pictures is not None:
         from draftree.cli import charts
 
-        drawn = charts.of_drafter(looked, f"{spec} for {target.name}, {suite.name}")
+        drawn = charts.charts_of_drafter(looked, f"{spec} for {target.name}, {suite.name}")
         if result is not None:
             drawn.append(("frontier", charts.frontier(result["rows"], str(asked.result))))
             if names := result.get("categories"):
@@ -85,7 +92,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
             for ending in ENDINGS:
                 with whole(asked.pictures / f"{name}.{ending}") as partial:
                     figure.savefig(partial, dpi=150, format=ending)
-    saved = {} if result is None else {"result": reached_by_row(result["rows"])}
+    saved = {} if result is None else {"result": share_by_depth_of_rows(result["rows"])}
     if asked.as_json:
         emit(
             {"drafter": spec, "target": target.name, "suite": suite.name, "texts": len(texts)}

@@ -37,7 +37,7 @@ from draftree.cli.command import Command, Group
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning
 from draftree.native import check_variable
-from draftree.utils.gc_pause import seldom
+from draftree.utils.gc_pause import gc_paused
 from draftree.utils.signals import STATUSES, Interrupted, raised
 
 app = typer.Typer(
@@ -110,7 +110,7 @@ def top(  # noqa: D103
         raise typer.Exit
 
 
-def mistake(error: typer.TyperException) -> str:
+def usage_error_text(error: typer.TyperException) -> str:
     """Return typer's message about a wrong argument, with the given value if it is missing."""
     from pydantic import ValidationError
 
@@ -131,7 +131,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         warnings.showwarning = lambda message, *_: remark(str(message))
     signals: list[int] = []
     try:  # a signal may come while handlers are set or reset, too
-        with raised() as signals, seldom():
+        with raised() as signals, gc_paused():
             try:
                 check_variable()
                 command = typer.main.get_command(app)
@@ -141,7 +141,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
                     standalone_mode=False,
                 )
             except typer.TyperException as error:
-                fail(f"{mistake(error)}; --help says what is allowed", 2)
+                fail(f"{usage_error_text(error)}; --help says what is allowed", 2)
             except DraftreeError as error:
                 fail(str(error), 2)
             except Interrupted as ended:

@@ -17,7 +17,7 @@ from draftree.costs.curves import CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import PUBLISHED, Engine, usual_drafter
 from draftree.errors import UserError
-from draftree.evaluation.roofline import Machine, drafting
+from draftree.evaluation.roofline import Machine, count_draft_reads
 from draftree.formats.known_checkpoints import best_for
 from draftree.registry import build
 from draftree.sampling.grammar import Grammar
@@ -158,12 +158,15 @@ def _of_each(given: Sequence[T], drafters: Sequence[str], what: str) -> dict[str
     return dict(zip(drafters, [*given] * len(drafters) if len(given) == 1 else given, strict=False))
 
 
-def elsewhere(
+def with_machines(
     engines: Mapping[tuple[str, str], Engine], machines: Mapping[str, Machine], tell: Tell
 ) -> tuple[dict[tuple[str, str], Engine], dict[str, CostTable]]:
     """Return copies of engines with the costs of simulated machines, and these costs by drafter."""
     opened = {d: e for (d, _), e in engines.items()}
-    tables = {d: machines[d].costs(drafting(e.target, e.drafter, tell)) for d, e in opened.items()}
+    tables = {
+        d: machines[d].costs(count_draft_reads(e.target, e.drafter, tell))
+        for d, e in opened.items()
+    }
     return {pair: replace(e, costs=tables[pair[0]]) for pair, e in engines.items()}, tables
 
 
@@ -180,7 +183,7 @@ def drafter(spec: str | None, target: str) -> str:
     return usual if spec is None else spec
 
 
-def opened(spec: str | None, target: str, **how: Any) -> tuple[str, Target, Drafter[Any]]:
+def open_drafter(spec: str | None, target: str, **how: Any) -> tuple[str, Target, Drafter[Any]]:
     """Return the spec of the given or default drafter, the loaded target, and the drafter.
 
     Raises:

@@ -24,12 +24,12 @@ from draftree.cli.option_checks import is_model
 from draftree.cli.unknown_options import KINDS, unknown_option
 from draftree.errors import UserError
 
-THREADS = 3
+MIN_THREADS = 3
 """Least value of `-t` that is taken for llama.cpp's number of threads and refused. Smaller values
 are temperatures."""
-INTERACTIVE = ("-i", "-cnv", "--interactive", "--conversation", "--interactive-first")
+INTERACTIVE_FLAGS = ("-i", "-cnv", "--interactive", "--conversation", "--interactive-first")
 """Options of llama.cpp that start a conversation."""
-NOTHING = SimpleNamespace(opts=())
+NO_OPTION = SimpleNamespace(opts=())
 """Placeholder for an option that does not exist."""
 YES, NO = ("true", "yes", "1"), ("false", "no", "0")
 
@@ -55,15 +55,15 @@ def command_line(args: Sequence[str], known: Mapping[str, Any], own: set[str]) -
     if word in COMMAND_WORDS:
         return [*COMMAND_WORDS[word].split(), *rest]
     if word in WRITING:
-        return [_writer(rest), *(arg for arg in rest if arg not in INTERACTIVE)]
+        return [_writer(rest), *(arg for arg in rest if arg not in INTERACTIVE_FLAGS)]
     if first.startswith("-") or " " in first or is_model(first):
-        return [_writer(args), *(arg for arg in args if arg not in INTERACTIVE)]
+        return [_writer(args), *(arg for arg in args if arg not in INTERACTIVE_FLAGS)]
     return args
 
 
 def _writer(args: Sequence[str]) -> str:
     """Return the command for generating text with these arguments: `generate` or `chat`."""
-    if any(arg in INTERACTIVE for arg in args):
+    if any(arg in INTERACTIVE_FLAGS for arg in args):
         return "chat"
     named = any(arg.partition("=")[0] in ("-p", "--prompt", "-f", "--file") for arg in args)
     words = [arg for arg in args[:2] if not arg.startswith("-")]
@@ -75,7 +75,7 @@ def _writer(args: Sequence[str]) -> str:
     )
 
 
-def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
+def rewrite_arguments(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
     """Replace options of other tools, and return pairs (draftree's argument, typed argument).
 
     Raises:
@@ -88,7 +88,7 @@ def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
     typed = {
         flag
         for arg in args
-        for flag in own.get(accepted_flag(ctx, arg.partition("=")[0]) or "", NOTHING).opts
+        for flag in own.get(accepted_flag(ctx, arg.partition("=")[0]) or "", NO_OPTION).opts
     }
     i = 0
     while i < len(args):
@@ -170,7 +170,7 @@ def _checked(ctx: Any, arg: str, after: str | None) -> str:
         name == "-t"
         and name in ctx.command.options[0]
         and given.isdecimal()
-        and (number := int(given)) >= THREADS
+        and (number := int(given)) >= MIN_THREADS
     ):
         raise UserError(
             f"-t is {number}, but -t is the temperature; --threads {number} is that many threads"

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import typer
 from rich.markup import escape
 
-from draftree.cli.bench_serving import serve_arrivals, serve_batches, shown_served
-from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, remark
-from draftree.cli.options import AsJson, Force, LoadingOptions, Machines, Seed, TargetName, asks_for
+from draftree.cli.bench_serving import serve_arrivals, serve_batches, served_row
+from draftree.cli.console import NOTHING_KEPT, emit, interruptible, remark, was_given
+from draftree.cli.options import (
+    AsJson,
+    Force,
+    LoadingOptions,
+    Machines,
+    Seed,
+    TargetName,
+    dataclass_command,
+)
 from draftree.cli.output_files import check_output, default_name
 from draftree.errors import UserError
 from draftree.utils.files import locked
@@ -128,12 +136,12 @@ class BenchOptions(CellsOptions):
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     """Measure the speed of drafters and policies on a file of prompts, in turns with plain decoding."""
     from draftree.cli import arguments, cost_charts, terminal
-    from draftree.evaluation.bench import Bench, priced
-    from draftree.evaluation.result_file import finished
+    from draftree.evaluation.bench import Bench, with_fixed_costs
+    from draftree.evaluation.result_file import assemble_result
     from draftree.evaluation.step_profile import per_token
     from draftree.evaluation.time_estimate import plain_seconds
 
@@ -146,16 +154,16 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         )
     if asked.arrivals is not None or asked.batch:
         refuse_with_serving(ctx)
-        serve(prepared(ctx, asked), asked)
+        serve(prepare(ctx, asked), asked)
         return
-    ready = prepared(ctx, asked)
+    ready = prepare(ctx, asked)
     machines = arguments.machines_of_each(asked.machine, asked.costs, ready.drafters)
     engines, fixed = ready.load(), ready.fixed
     requests = ready.requests(engines)
     with terminal.busy("measuring what a step costs") as tell:
         if machines:
-            engines, fixed = arguments.elsewhere(engines, machines, tell)
-        known = priced(engines, tell)
+            engines, fixed = arguments.with_machines(engines, machines, tell)
+        known = with_fixed_costs(engines, tell)
         work = Bench(ready.cells, known, requests, asked.seed, asked.repeats, asked.top_p)
         if not machines and not fixed:  # policies go on learning, as they do in use
             work = replace(work, engines=engines, read=work.prices)
@@ -164,9 +172,9 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     seconds = plain_seconds(some.target, some.drafter, requests) * len(ready.cells) * asked.repeats
     terminal.forecast(f"{texts} texts, {len(requests)} prompts in {len(ready.cells)} ways", seconds)
     about = ready.about(work) | {"repeats": asked.repeats}
-    with journalled(work, about, fixed, asked.out) as done:
+    with run_with_journal(work, about, fixed, asked.out) as done:
         with terminal.progress("measuring the drafters by themselves", None) as tell:
-            result = finished(
+            result = assemble_result(
                 work, {"": (done, work.prices)}, about, ready.categories(requests), tell
             )
         if asked.profile is not None and not result["simulated"]:
@@ -178,7 +186,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
                 f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"
             )
             cost_charts.draw_profile(bars, told, asked.profile)
-        saved(result, asked, requests, asked.as_json)
+        save_and_show(result, asked, requests, asked.as_json)
 
 
 def refuse_with_serving(ctx: typer.Context) -> None:
@@ -187,16 +195,16 @@ def refuse_with_serving(ctx: typer.Context) -> None:
     Raises:
         UserError: such an option was given, or both `--arrivals` and `--batch`.
     """
-    how = "arrivals" if given(ctx, "arrivals") else "batch"
+    how = "arrivals" if was_given(ctx, "arrivals") else "batch"
     with_batch = ("batch",) if how == "arrivals" else ("max_sequences",)
     for name in ("all_turns", "repeats", "profile", "machine", *with_batch):
-        if given(ctx, name):
+        if was_given(ctx, name):
             raise UserError(
                 f"--{name.replace('_', '-')} is given with --{how}, allowed is one of them"
             )
 
 
-def serve(ready: "Prepared", asked: BenchOptions) -> None:
+def serve(ready: "PreparedRun", asked: BenchOptions) -> None:
     """Serve the prompts with each pair and with plain decoding, then save and show the figures.
 
     Depending on the options, requests arrive at random times or in batches.
@@ -249,11 +257,11 @@ def serve(ready: "Prepared", asked: BenchOptions) -> None:
         return
     how = f", {asked.arrivals:g} a second" if asked.arrivals else ""
     title = f"{len(requests)} prompts of suite {ready.suite.name}{how}; saved in {asked.out}"
-    terminal.output().print(terminal.table(title, [shown_served(row) for row in rows]))
+    terminal.output().print(terminal.table(title, [served_row(row) for row in rows]))
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """Store the parts of a benchmark, which were checked before anything is loaded.
 
     Attributes:
@@ -289,12 +297,12 @@ class Prepared:
     def requests(self, engines: "Mapping[tuple[str, str], Engine]") -> "list[Request]":
         """Return requests for the chosen prompts, without those that are too long."""
         from draftree.cli import terminal
-        from draftree.evaluation.grid import chosen, conversations
+        from draftree.evaluation.grid import choose_requests, conversations
 
         asked, selected = self.asked, self.suite.select(self.asked.category)
         some = next(iter(engines.values()))
         order = asked.seed if asked.shuffle else None
-        requests, too_long = chosen(
+        requests, too_long = choose_requests(
             selected, some, asked.max_new_tokens, asked.limit, asked.per_category, order
         )
         self.skipped.update(too_long)
@@ -335,13 +343,13 @@ class Prepared:
 
     def categories(self, requests: "list[Request]") -> list[str]:
         """Return the category of each request's prompt."""
-        from draftree.evaluation.grid import FOLLOWING
+        from draftree.evaluation.grid import QUESTION_STRIDE
 
         of = {p.number: p.category for p in self.suite.prompts}
-        return [of[request.number % FOLLOWING] for request in requests]
+        return [of[request.number % QUESTION_STRIDE] for request in requests]
 
 
-def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
+def prepare(ctx: typer.Context, asked: CellsOptions) -> PreparedRun:
     """Check the options, and return the parts of the benchmark that they describe.
 
     Raises:
@@ -351,19 +359,19 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
     from draftree.cli import arguments
     from draftree.engine import usual_drafter, usual_policy
     from draftree.evaluation import suites
-    from draftree.evaluation.grid import paired, product
+    from draftree.evaluation.grid import pairings, product
 
-    whole = not asked.pair or given(ctx, "drafter") or given(ctx, "policy")
+    whole = not asked.pair or was_given(ctx, "drafter") or was_given(ctx, "policy")
     drafts = [arguments.drafter(spec, asked.target) for spec in asked.drafter]
     usual = dict.fromkeys(
         usual_policy(asked.target, drafter, asked.loading["device"]) for drafter in drafts
     )
     policies = asked.policy or list(usual) or [usual_policy(asked.target)]
     crossed = (drafts or [usual_drafter(asked.target)[0]], policies) if whole else ([], [])
-    pairs = paired(*crossed, asked.pair, asked.acceptor)
+    pairs = pairings(*crossed, asked.pair, asked.acceptor)
     drafters = list(dict.fromkeys(d for d, *_ in pairs))
     suite, fixed = (
-        suites.joined(asked.suites, asked.whole, asked.prompts),
+        suites.join_suites(asked.suites, asked.whole, asked.prompts),
         arguments.costs_of_each(asked.costs, drafters),
     )
     cells = product(pairs, asked.temperature)
@@ -374,11 +382,11 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
         remark(f"'{suite.name}': {suite.summary} ({suite.rule})")
     if whole and not asked.drafter:
         arguments.drafter(None, asked.target)  # says which it is
-    return Prepared(asked, drafters, cells, suite, fixed, pairs, {})
+    return PreparedRun(asked, drafters, cells, suite, fixed, pairs, {})
 
 
 @contextmanager
-def journalled(
+def run_with_journal(
     work: "Bench",
     about: Mapping[str, Any],
     fixed: "Mapping[str, CostTable]",
@@ -412,7 +420,7 @@ def journalled(
     journal.remove()
 
 
-def saved(
+def save_and_show(
     result: dict[str, Any], asked: CellsOptions, requests: "list[Request]", as_json: bool = False
 ) -> None:
     """Save a result, and print it as a table or as JSON."""
@@ -427,7 +435,7 @@ def saved(
     texts = f"{len(requests)} prompts of suite {suite}, at most {asked.max_new_tokens} new tokens"
     console = terminal.output()
     clocked = "speedup" in result["rows"][0]
-    shown = (text_tables.shown if clocked else text_tables.counted)(
+    shown = (text_tables.result_table if clocked else text_tables.counted_table)(
         result["rows"], result["oracle"]
     )
     simulated = (
@@ -439,4 +447,4 @@ def saved(
     console.print(terminal.table(f"{simulated}{texts}; saved in {asked.out}", rows))
     for told in text_tables.legend(rows[0]):
         console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
-    terminal.line(text_tables.claims(result))
+    terminal.line(text_tables.faster_and_slower(result))

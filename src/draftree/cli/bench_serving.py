@@ -27,10 +27,10 @@ def serve_arrivals(
     times = arrivals.arrival_times(count, rate, seed)
     with terminal.progress("arrivals", len(engines) * count) as tell:
         for number, (cell, engine) in enumerate(engines.items()):
-            found = arrivals.measured(
+            found = arrivals.measure_arrivals(
                 engine, requests[cell], times, limits, partial(_tell_more, tell, number * count)
             )
-            rows.append(named(cell) | found)
+            rows.append(cell_fields(cell) | found)
     return rows
 
 
@@ -50,17 +50,17 @@ def serve_batches(
     rows, count = list[dict[str, Any]](), len(next(iter(requests.values())))
     for size in sizes:
         with terminal.progress(f"batches of {size}", len(engines) * (count // size) * size) as tell:
-            found = arrivals.measured_in_batches(
+            found = arrivals.measure_batches(
                 engines, requests, size, limits, partial(_tell_more, tell, 0)
             )
         plain = {cell.temperature: found[cell] for cell in engines if cell.plain}
         for cell, figures in found.items():
             gain = figures["tokens_per_second"] / plain[cell.temperature]["tokens_per_second"]
-            rows.append(named(cell) | {"batch": size, "speedup": gain} | figures)
+            rows.append(cell_fields(cell) | {"batch": size, "speedup": gain} | figures)
     return rows
 
 
-def named(cell: "Cell") -> dict[str, Any]:
+def cell_fields(cell: "Cell") -> dict[str, Any]:
     """Return the fields of a row that identify its cell: drafter, policy and temperature.
 
     For plain decoding, drafter and policy are None.
@@ -72,7 +72,7 @@ def _tell_more(tell: "Tell", done: int, more: int) -> None:
     tell(done + more)
 
 
-def shown_served(row: Mapping[str, Any]) -> dict[str, str]:
+def served_row(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of figures of served requests as texts by column heading.
 
     Times are in milliseconds, as median and 99th percentile.

@@ -5,7 +5,7 @@ from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from draftree.evaluation.drafter_calibration import Looked, by_category, frontiers
+from draftree.evaluation.drafter_calibration import CandidateTrace, by_category, frontiers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def _figure(width: float, height: float, title: str) -> tuple["Figure", Any]:
     return figure, axes
 
 
-def reliability(looked: Looked, title: str) -> "Figure":
+def reliability(looked: CandidateTrace, title: str) -> "Figure":
     """Draw the acceptance rate over the confidence.
 
     The area of a point shows its number of positions.
@@ -60,7 +60,9 @@ def reliability(looked: Looked, title: str) -> "Figure":
     return figure
 
 
-def heat(shares: Sequence[Sequence[float]], rows: Sequence[str], of: str, title: str) -> "Figure":
+def heat_map(
+    shares: Sequence[Sequence[float]], rows: Sequence[str], of: str, title: str
+) -> "Figure":
     """Draw a heat map of the shares of each rank, with a line for each of `rows`.
 
     `of` is the label of the lines' axis.
@@ -91,7 +93,7 @@ def heat(shares: Sequence[Sequence[float]], rows: Sequence[str], of: str, title:
     return figure
 
 
-def of_drafter(looked: Looked, title: str) -> list[Picture]:
+def charts_of_drafter(looked: CandidateTrace, title: str) -> list[Picture]:
     """Return all pictures of one drafter's calibration."""
     ends, by_entropy = looked.by_entropy()
     depths = [str(d + 1) for d in range(len(looked.by_depth()))]
@@ -100,11 +102,15 @@ def of_drafter(looked: Looked, title: str) -> list[Picture]:
         ("reliability", reliability(looked, title)),
         (
             "rank_by_depth",
-            heat(looked.by_depth(), depths, "depth", f"{title}\nshare accepted by depth and rank"),
+            heat_map(
+                looked.by_depth(), depths, "depth", f"{title}\nshare accepted by depth and rank"
+            ),
         ),
         (
             "rank_by_entropy",
-            heat(by_entropy, bins, "entropy, nats", f"{title}\nshare accepted by entropy and rank"),
+            heat_map(
+                by_entropy, bins, "entropy, nats", f"{title}\nshare accepted by entropy and rank"
+            ),
         ),
     ]
 

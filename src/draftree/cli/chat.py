@@ -18,7 +18,7 @@ from draftree.cli.options import (
     LoadingOptions,
     PolicySpec,
     TargetName,
-    asks_for,
+    dataclass_command,
 )
 from draftree.errors import DraftreeError
 from draftree.text.option_fields import Parameters
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from draftree.engine import Engine
     from draftree.text.conversation import Conversation
 
-HELP = {
+CHAT_COMMANDS = {
     "/help": "list the commands",
     "/reset": "forget the conversation",
     "/system TEXT": "set the system message, and begin anew; without a text, show it",
@@ -36,7 +36,7 @@ HELP = {
     "/save FILE": "write the messages to a new JSON file",
     "/quit": "leave (Ctrl-D does, too)",
 }
-MORE = "Ctrl-C stops an answer; a line that ends with \\ goes on in the next one."
+INPUT_HINT = "Ctrl-C stops an answer; a line that ends with \\ goes on in the next one."
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ChatCommand:
     loading: LoadingOptions = knob(None)
 
 
-@asks_for
+@dataclass_command
 def chat(ctx: typer.Context, asked: ChatCommand) -> None:
     """Talk with a model; what was drafted is coloured.
 
@@ -71,12 +71,12 @@ def chat(ctx: typer.Context, asked: ChatCommand) -> None:
     if not getattr(engine.tokenizer, "chat_template", None):
         remark(f"{asked.target} has no chat template: it continues the text of the messages")
     given = {name: getattr(options, name) for name in options.__dataclass_fields__}
-    with stoppable():
-        Session(engine, asked.loading["system"], given, lines()).run()
+    with interruptible_answer():
+        Session(engine, asked.loading["system"], given, message_reader()).run()
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def interruptible_answer() -> Iterator[None]:
     """Return a context in which Ctrl-C raises `KeyboardInterrupt` and does not end the program."""
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,7 +86,7 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def lines() -> Callable[[], str]:
+def message_reader() -> Callable[[], str]:
     """Return a function that reads a line of a message.
 
     On a terminal, the function offers an editor with a history. Otherwise it reads standard input.
@@ -194,9 +194,9 @@ class Session:
         rest = rest.strip()
         try:
             if name in ("/help", "/?"):
-                for command, what in HELP.items():
+                for command, what in CHAT_COMMANDS.items():
                     print(f"{command:14}{what}")
-                print(MORE)
+                print(INPUT_HINT)
             elif name in ("/reset", "/clear"):
                 self._conversation = self._new()
                 remark("the conversation begins anew")

@@ -13,23 +13,23 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typing_extensions import override
 
 from draftree.aliases import COMMAND, DTYPE, QUANTIZE, SAME, accepted, suggestion
-from draftree.cli.argv_translation import command_line, rewritten
+from draftree.cli.argv_translation import command_line, rewrite_arguments
 from draftree.cli.option_checks import part_names
-from draftree.cli.options import TYPED
+from draftree.cli.options import TYPED_OPTIONS_KEY
 from draftree.cli.unknown_options import Options, as_options, options_of
 from draftree.errors import UnknownName, UserError
 
-WIDEST = 100
+MAX_HELP_COLUMNS = 100
 """Largest width of help texts in columns; longer lines are hard to read."""
-NAMES = 29
+NAME_COLUMNS = 29
 """Width in columns of option names in help texts. The help of a longer name starts on the next
 line."""
 LAST_PANELS = ("Loading the model",)
 """Groups of options that come last in a help text."""
-FIRST, LAST = "target", ("force", "as_json", "help")
+FIRST_OPTIONS, LAST_OPTIONS = "target", ("force", "as_json", "help")
 """Names of the option that comes first and of those that come last in their group of a help
 text."""
-SUPERFLUOUS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
+EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 """Pattern for typer's message about too many arguments."""
 
 
@@ -60,15 +60,15 @@ class Command(TyperCommand):
         args = [str(arg) for arg in args]
         own, flags = self.options
         end = args.index("--") if "--" in args else len(args)
-        ours = rewritten(ctx, args[:end])
+        ours = rewrite_arguments(ctx, args[:end])
         typed = [(new.partition("=")[0], arg.partition("=")[0]) for new, arg in ours]
-        ctx.meta[TYPED] = {own[new].name: arg for new, arg in typed if new in own}
+        ctx.meta[TYPED_OPTIONS_KEY] = {own[new].name: arg for new, arg in typed if new in own}
         with spelled_as_options(flags):
             values = _translated_values([new for new, _ in ours], own)
         try:
             return super().parse_args(ctx, [*values, *args[end:]])
         except typer.TyperException as error:
-            if (found := SUPERFLUOUS.match(error.format_message())) is None:
+            if (found := EXTRA_ARGUMENTS.match(error.format_message())) is None:
                 raise
             raise UserError(_superfluous(found[1].split(), own)) from error
 
@@ -152,7 +152,7 @@ def _superfluous(words: Sequence[str], own: Mapping[str, Any]) -> str:
     return f"too many arguments: {', '.join(map(repr, words))}{hint}; --help says what is allowed"
 
 
-VALUES = {"dtype": DTYPE, "quantize": QUANTIZE}
+ALIASED_VALUES = {"dtype": DTYPE, "quantize": QUANTIZE}
 """Kind of name for the values of options, by the name of the option. These values have other names
 in other tools."""
 
@@ -166,10 +166,10 @@ def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]
     found = list[str]()
     for arg in args:
         before, (flag, equals, value) = found[-1] if found else "", arg.partition("=")
-        if equals and flag in own and own[flag].name in VALUES:
-            kind, prefix = VALUES[own[flag].name], f"{flag}="
-        elif before in own and own[before].name in VALUES:
-            kind = VALUES[own[before].name]
+        if equals and flag in own and own[flag].name in ALIASED_VALUES:
+            kind, prefix = ALIASED_VALUES[own[flag].name], f"{flag}="
+        elif before in own and own[before].name in ALIASED_VALUES:
+            kind = ALIASED_VALUES[own[before].name]
             flag = before
             value = arg
             prefix = ""
@@ -183,8 +183,8 @@ def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]
 
 
 def columns() -> int:
-    """Return the width of help texts in columns: that of the terminal, from 40 to `WIDEST`."""
-    return max(40, min(shutil.get_terminal_size((80, 24)).columns, WIDEST))
+    """Return the width of help texts in columns: that of the terminal, from 40 to `MAX_HELP_COLUMNS`."""
+    return max(40, min(shutil.get_terminal_size((80, 24)).columns, MAX_HELP_COLUMNS))
 
 
 def written(command: TyperCommand, ctx: Any) -> str:
@@ -198,7 +198,7 @@ def written(command: TyperCommand, ctx: Any) -> str:
     lines = [f"Usage: {usage}", "", *_text(command.help, width), ""]
     lines += _rows([(p.metavar or str(p.name).upper(), p.help or "") for p in arguments], width)
     panels: dict[str, list[tuple[str, str]]] = {"Options": []}
-    for p in sorted(params, key=lambda p: (p.name in LAST) - (p.name == FIRST)):
+    for p in sorted(params, key=lambda p: (p.name in LAST_OPTIONS) - (p.name == FIRST_OPTIONS)):
         if isinstance(p, TyperOption):
             panels.setdefault(p.rich_help_panel or "Options", []).append(
                 (_names(p, ctx), _explained(p, ctx))
@@ -255,7 +255,7 @@ def _explained(option: Any, ctx: Any) -> str:
     )
 
 
-def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAMES) -> list[str]:
+def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAME_COLUMNS) -> list[str]:
     """Return lines with names in one column and explanations in a second column.
 
     For a name that is too long, the explanation starts on the next line.

@@ -18,7 +18,7 @@ STARTED = time.monotonic()
 """Time at which the program started, by `time.monotonic`."""
 
 
-def given(ctx: typer.Context, option: str) -> bool:
+def was_given(ctx: typer.Context, option: str) -> bool:
     """Return whether an option was typed on the command line, even with its default value."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
@@ -50,24 +50,24 @@ def remark(message: str) -> None:
 
 def fail(message: str, status: int) -> NoReturn:
     """Print a message and end the program; under a launcher, only the main process prints."""
-    if speaks():
+    if is_main_process():
         remark(message)
     sys.exit(status)
 
 
-GRACE = 2.0
+GRACE_SECONDS = 2.0
 """Seconds for which the other processes wait after an error, so that the main process can report
 it."""
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """Return whether this process prints messages: it is the only or the main process of a run."""
     together = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
     return not together or os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
+def main_process_only() -> Iterator[None]:
     """Return a context in which only the main process of a run prints messages.
 
     After an error, the other processes end later than the main one, with the same status.
@@ -75,12 +75,12 @@ def one_voice() -> Iterator[None]:
     Raises:
         SystemExit: this process is not the main one, and the run has failed or was interrupted.
     """
-    if speaks():
+    if is_main_process():
         yield
         return
     try:
         with redirect_stderr(StringIO()):  # progress, remarks and hints are the main one's to tell
             yield
     except (DraftreeError, Interrupted) as error:
-        time.sleep(GRACE)  # a launcher stops all processes when it sees one end
+        time.sleep(GRACE_SECONDS)  # a launcher stops all processes when it sees one end
         sys.exit(error.status if isinstance(error, Interrupted) else 2)

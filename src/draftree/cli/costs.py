@@ -7,7 +7,14 @@ from pathlib import Path
 import typer
 
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, DrafterSpec, Force, LoadingOptions, TargetName, asks_for
+from draftree.cli.options import (
+    AsJson,
+    DrafterSpec,
+    Force,
+    LoadingOptions,
+    TargetName,
+    dataclass_command,
+)
 from draftree.utils.validated_dataclass import knob
 
 
@@ -32,7 +39,7 @@ class CostsOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     """Measure what a draft step and a target pass cost on this machine, by number of tokens, context and batch size.
 
@@ -47,7 +54,7 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
 
     if asked.plot is not None:
         cost_charts.check()
-    spec, model, opened = arguments.opened(asked.drafter, asked.target, **asked.loading)
+    spec, model, opened = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     title = f"{spec} for {asked.target}"
     sizes = list(dict.fromkeys(map(bracket, asked.rows)))
     terminal.forecast("timing draft steps and passes", timed_seconds(model, opened, sizes, LONGEST))

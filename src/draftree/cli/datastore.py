@@ -9,7 +9,7 @@ import typer
 from rich.filesize import decimal
 
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
-from draftree.cli.options import AsJson, Force, SourceOptions, TargetName, asks_for
+from draftree.cli.options import AsJson, Force, SourceOptions, TargetName, dataclass_command
 from draftree.cli.output_files import check_output, default_name
 from draftree.utils.validated_dataclass import knob
 
@@ -40,7 +40,7 @@ class BuildOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
     from draftree.cli import arguments, terminal
@@ -49,7 +49,7 @@ def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     from draftree.training.base import LOG
     from draftree.training.datastore import build
 
-    settings, source = parsed(asked.settings), Source.of(asked.source)
+    settings, source = parse_settings(asked.settings), Source.of(asked.source)
     out = asked.out or Path(default_name(asked.kind, asked.target))
     overwrite = check_output(out, asked.force, folder=True)
     arguments.quiet()
@@ -92,7 +92,7 @@ def show_datastore(
     terminal.output().print(terminal.table(str(folder), rows))
 
 
-def parsed(settings: Sequence[str]) -> dict[str, str]:
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     """Return settings that are given as KEY=VALUE as a dictionary."""
     return {key: value for key, _, value in (item.partition("=") for item in settings)}
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import typer
 
-from draftree.cli.console import emit, given
+from draftree.cli.console import emit, was_given
 from draftree.cli.options import (
     AsJson,
     CostsFile,
     DrafterSpec,
     LoadingOptions,
     TargetName,
-    asks_for,
+    dataclass_command,
 )
 from draftree.errors import UserError
 from draftree.utils.validated_dataclass import knob
@@ -55,7 +55,7 @@ class DoctorOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     """Say whether a drafter fits a model and is healthy, and what is likely wrong if it is not.
 
@@ -79,31 +79,31 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     if asked.export is not None:
         refuse(
             ctx,
-            ("drafter", "data", "costs", "exact", "lossless", "speed", *LOSSLESS),
+            ("drafter", "data", "costs", "exact", "lossless", "speed", *LOSSLESS_OPTIONS),
             "without --export",
         )
         return examine_export(ctx, asked, asked.export)
     if asked.exact:
-        refuse(ctx, ("drafter", "data", "costs", *LOSSLESS), "without --exact")
+        refuse(ctx, ("drafter", "data", "costs", *LOSSLESS_OPTIONS), "without --exact")
         return examine_layers(asked)
     if asked.speed:
-        refuse(ctx, ("data", "costs", *LOSSLESS), "without --speed")
+        refuse(ctx, ("data", "costs", *LOSSLESS_OPTIONS), "without --speed")
         return examine_speed(asked)
     if asked.lossless:
         return examine_output(asked)
-    refuse(ctx, LOSSLESS, "with --lossless")
+    refuse(ctx, LOSSLESS_OPTIONS, "with --lossless")
     from draftree.cli import arguments, doctor_output, terminal
     from draftree.costs.curves import CostTable
     from draftree.doctor import drafter_report
     from draftree.evaluation import teacher_forcing
-    from draftree.evaluation.time_estimate import written_seconds
+    from draftree.evaluation.time_estimate import batched_seconds
     from draftree.measure_costs import measure, settled_costs
 
     fixed = arguments.fixed_costs(asked.costs)
-    spec, target, drafter = arguments.opened(asked.drafter, asked.target, **asked.loading)
+    spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     # What is written is then read again, a step of the drive after the other, and once more for
     # each suspected fault.
-    seconds = 2 * written_seconds(
+    seconds = 2 * batched_seconds(
         target, drafter, teacher_forcing.TEXTS, teacher_forcing.TOKENS, teacher_forcing.TEXTS
     )
     terminal.forecast(
@@ -112,9 +112,9 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     )
     with terminal.busy("letting the target answer some prompts"):
         texts = (
-            teacher_forcing.answers(target)
+            teacher_forcing.suite_answers(target)
             if asked.data is None
-            else teacher_forcing.read(target, asked.data)
+            else teacher_forcing.read_texts(target, asked.data)
         )
     with terminal.busy("measuring what a step costs") as tell:
         costs = (fixed or settled_costs(target, drafter, tell)).at(context=0, rows=1)
@@ -133,7 +133,7 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
         raise typer.Exit(1)
 
 
-LOSSLESS = ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "trials")
+LOSSLESS_OPTIONS = ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "trials")
 """Names of the options that are allowed only with `--lossless`."""
 
 
@@ -144,7 +144,7 @@ def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
         UserError: one of the options was given; the message says `where` it is allowed.
     """
     for option in options:
-        if given(ctx, option):
+        if was_given(ctx, option):
             raise UserError(f"--{option.replace('_', '-')} was given, allowed is it only {where}")
 
 
@@ -153,7 +153,7 @@ def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> No
     from draftree.cli import terminal
     from draftree.doctor import export_check
 
-    report = export_check.examine(folder, asked.target if given(ctx, "target") else None)
+    report = export_check.examine(folder, asked.target if was_given(ctx, "target") else None)
     if asked.as_json:
         emit(report.as_json())
     else:
@@ -196,7 +196,7 @@ def examine_speed(asked: DoctorOptions) -> None:
     from draftree.doctor import expected_speed
     from draftree.engine import usual_policy
 
-    spec, target, drafter = arguments.opened(asked.drafter, asked.target, **asked.loading)
+    spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     policy = usual_policy(asked.target, asked.drafter and spec, asked.loading["device"])
     report = expected_speed.examine(target, drafter, policy)
     if asked.as_json:
@@ -211,7 +211,7 @@ def examine_output(asked: DoctorOptions) -> None:
     from draftree.costs.curves import UNIT
     from draftree.doctor import lossless
     from draftree.doctor.lossless_cases import cases
-    from draftree.evaluation.time_estimate import written_seconds
+    from draftree.evaluation.time_estimate import batched_seconds
     from draftree.measure_costs import settled_costs
 
     plan = lossless.Extent(asked.max_new_tokens, trials=asked.trials)
@@ -219,12 +219,12 @@ def examine_output(asked: DoctorOptions) -> None:
         cases(asked.policy, asked.acceptor, asked.temperature),
         arguments.fixed_costs(asked.costs),
     )
-    spec, target, drafter = arguments.opened(asked.drafter, asked.target, **asked.loading)
+    spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     prompts = lossless.prompts(target, asked.data, asked.limit, plan.max_new_tokens)
     if fixed is None and any(c.grown.reads_costs for c in chosen):
         with terminal.busy("measuring what a step costs") as tell:
             fixed = settled_costs(target, drafter, tell)
-    seconds = written_seconds(
+    seconds = batched_seconds(
         target, drafter, len(prompts) * (len(chosen) + 1), plan.max_new_tokens
     )
     terminal.forecast(f"{len(prompts)} texts in {len(chosen)} ways, and plain decoding", seconds)

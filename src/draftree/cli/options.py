@@ -17,7 +17,7 @@ from draftree.models.load_options import Loading, Source
 from draftree.target.names import ALLOWED
 
 T = TypeVar("T")
-TYPED = "draftree.typed"
+TYPED_OPTIONS_KEY = "draftree.typed"
 """Key in a context's `meta` under which the typed spelling of each option is stored by Python
 name."""
 NO_COMMANDS = ("throughput", "latency", "serve", "startup", "sweep")
@@ -70,7 +70,7 @@ Machines = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
 
-def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
+def dataclass_command(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
     """Turn a function of a context and a dataclass `asked` into a typer command.
 
     Each field of the dataclass becomes an option. A field is either annotated as for typer, or
@@ -137,7 +137,7 @@ def one_model(ctx: typer.Context, argument: str | None, option: str) -> str:
     """
     if argument is None:
         return option
-    typed = ctx.meta.get(TYPED, {}).get("target", "--target")
+    typed = ctx.meta.get(TYPED_OPTIONS_KEY, {}).get("target", "--target")
     if argument in NO_COMMANDS and ctx.info_name == "bench" and not exists(argument):
         told = f"draftree bench has no sub-commands, and '{argument}' was read as the model"
         raise UserError(f"{told}: type draftree bench {option} …")

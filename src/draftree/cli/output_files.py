@@ -11,7 +11,7 @@ import typer
 from draftree.errors import UserError
 from draftree.utils.files import writable
 
-OWN = ("config.json", "training.json")
+MARKER_FILES = ("config.json", "training.json")
 """Files that identify a folder as written by draftree."""
 
 
@@ -49,7 +49,7 @@ def check_output(
     writable(path, folder=folder, endings=endings)
     if not path.exists() or (folder and not any(path.iterdir())):
         return False
-    if folder and not any((path / name).is_file() for name in OWN):
+    if folder and not any((path / name).is_file() for name in MARKER_FILES):
         what = "holds files that draftree did not write"
         raise UserError(f"'{path}' {what}; name a new folder with {option}")
     if force:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, asks_for
-from draftree.cli.replay import ReplayOptions, replayed
+from draftree.cli.options import AsJson, dataclass_command
+from draftree.cli.replay import ReplayOptions, run_replay
 from draftree.errors import UserError
 from draftree.utils.validated_dataclass import knob
 
@@ -46,15 +46,15 @@ class TablesOptions(ReplayOptions):
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def tables(ctx: typer.Context, asked: TablesOptions) -> None:
     """Replay the papers' tables with a target's drafters, and say of each claim whether it holds, ties or fails."""
     from draftree.cli import terminal
     from draftree.evaluation import paper_claims, paper_recipes, result_rows
     from draftree.utils.files import write_text
 
-    chosen = paper_recipes.selected(asked.paper, asked.table)
-    if not chosen and asked.table and (others := paper_recipes.selected(asked.paper)):
+    chosen = paper_recipes.select_claims(asked.paper, asked.table)
+    if not chosen and asked.table and (others := paper_recipes.select_claims(asked.paper)):
         raise UserError(
             f"--table is {', '.join(asked.table)}, allowed are {', '.join(dict.fromkeys(c.table for c in others))}"
         )
@@ -78,7 +78,7 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
             if pairs:
                 path = asked.out.with_name(f"{asked.out.stem}.t{temperature:g}.json")
                 now = replace(asked, pair=pairs, temperature=[temperature], out=path)
-                result, work = replayed(ctx, now)
+                result, work = run_replay(ctx, now)
                 drafters = {
                     paper_claims.named(name, names)
                     for c in able
@@ -87,8 +87,8 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
                 }
                 results.append(result | ({"places": places(work, drafters)} if drafters else {}))
                 result_rows.save(results[-1], path)
-    with result_rows.consistent(*asked.result):
-        found = paper_claims.judged(chosen, results, names, missing)
+    with result_rows.as_result_error(*asked.result):
+        found = paper_claims.judge_claims(chosen, results, names, missing)
     rows = [
         asdict(j.claim)
         | {"verdict": j.verdict, "τ": j.taus, "ratio": j.ratio and asdict(j.ratio), "why": j.why}
@@ -110,7 +110,7 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
 def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
     """Return rows with figures of the candidates of some drafters, in the texts of a replay."""
     from draftree.cli import terminal
-    from draftree.evaluation.drafter_calibration import Looked, grouped
+    from draftree.evaluation.drafter_calibration import CandidateTrace, group_figures
 
     assert work.recordings is not None
     temperature, rows = next(c.temperature for c in work.cells), list["ResultRow"]()
@@ -119,7 +119,9 @@ def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
             d: e.drafter for (d, _), e in work.engines.items() if d in drafters
         }.items():
             read = [work.recordings.recording(work.asked(r, temperature)) for r in work.requests]
-            rows += grouped([Looked.along(one, drafter, one.texts) for one in read], spec)
+            rows += group_figures(
+                [CandidateTrace.along(one, drafter, one.texts) for one in read], spec
+            )
     return rows
 
 

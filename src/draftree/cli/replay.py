@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from draftree.cli.bench import CellsOptions, Prepared, journalled, prepared, saved
+from draftree.cli.bench import CellsOptions, PreparedRun, prepare, run_with_journal, save_and_show
 from draftree.cli.console import interruptible, remark
-from draftree.cli.options import AsJson, asks_for
+from draftree.cli.options import AsJson, dataclass_command
 from draftree.errors import UserError
 from draftree.utils.validated_dataclass import knob
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.roofline import Machine
 
-RULES = ("greedy", "match")
+REPLAYABLE_ACCEPTORS = ("greedy", "match")
 """Acceptors that can be replayed: their choice at every position depends only on the text and the
 seed."""
 
@@ -37,16 +37,16 @@ class ReplayOptions(CellsOptions):
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
     """Compare drafters and policies on recorded texts without running the model, for this or another machine."""
     asked = asked.placed("replay")
-    result, work = replayed(ctx, asked)
-    saved(result, asked, list(work.requests), asked.as_json)
+    result, work = run_replay(ctx, asked)
+    save_and_show(result, asked, list(work.requests), asked.as_json)
     remark(f"the recordings stay in '{asked.recording}', for the next replay")
 
 
-def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any], Bench]":
+def run_replay(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any], Bench]":
     """Run a replay, and return its result and the benchmark that was run.
 
     Raises:
@@ -54,7 +54,7 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
     """
     from draftree.cli import terminal
     from draftree.evaluation.bench import Bench
-    from draftree.evaluation.result_file import Run, finished
+    from draftree.evaluation.result_file import Run, assemble_result
     from draftree.evaluation.roofline import Machine
     from draftree.evaluation.trace_store import Recordings
 
@@ -63,8 +63,8 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
         raise UserError(
             "--machine and --costs were given, allowed is one of them: a machine is a file of costs by its name"
         )
-    ready = prepared(ctx, asked)
-    engines = replayable(ready)
+    ready = prepare(ctx, asked)
+    engines = replayable_engines(ready)
     some = next(iter(engines.values()))
     requests = ready.requests(engines)
     with terminal.busy("loading the recordings"):
@@ -82,7 +82,9 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
             first = next(iter(runs.values()), ([], {}))[0]
             journal = asked.out.with_name(f"{asked.out.name}.{name}") if name else asked.out
             done = journals.enter_context(
-                journalled(priced, about, tables(priced), journal, f"replaying {name}".strip())
+                run_with_journal(
+                    priced, about, tables(priced), journal, f"replaying {name}".strip()
+                )
             )
             merged = (
                 [dict(before) | new for before, new in zip(first, done, strict=True)]
@@ -91,7 +93,7 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
             )
             runs[name] = merged, priced.prices
         with terminal.progress("measuring the drafters by themselves", None) as tell:
-            result = finished(work, runs, about, ready.categories(requests), tell)
+            result = assemble_result(work, runs, about, ready.categories(requests), tell)
     return result, work
 
 
@@ -111,13 +113,13 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
     costs.
     """
     from draftree.cli import terminal
-    from draftree.evaluation.bench import priced
-    from draftree.evaluation.roofline import drafting
+    from draftree.evaluation.bench import with_fixed_costs
+    from draftree.evaluation.roofline import count_draft_reads
 
     with terminal.busy("measuring what a step costs") as tell:
-        engines = {} if machines else priced(work.engines, tell)
+        engines = {} if machines else with_fixed_costs(work.engines, tell)
         reads = (
-            {d: drafting(e.target, e.drafter, tell) for (d, _), e in work.engines.items()}
+            {d: count_draft_reads(e.target, e.drafter, tell) for (d, _), e in work.engines.items()}
             if machines
             else {}
         )
@@ -131,16 +133,16 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
         yield machine.name, replace(work, engines=engines, cells=cells, sessions={})
 
 
-def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
+def replayable_engines(ready: PreparedRun) -> "dict[tuple[str, str], Engine]":
     """Load the requested engines, and raise an error if one cannot be replayed.
 
     Raises:
         UserError: an acceptor or a drafter cannot be replayed; the message names it.
     """
     for _, _, acceptor in ready.pairs:
-        if acceptor is not None and acceptor.partition(":")[0] not in RULES:
+        if acceptor is not None and acceptor.partition(":")[0] not in REPLAYABLE_ACCEPTORS:
             told = f"acceptor '{acceptor}' cannot be replayed: what it accepts hangs on the target's whole distribution"
-            raise UserError(f"{told}; allowed are {' and '.join(RULES)}")
+            raise UserError(f"{told}; allowed are {' and '.join(REPLAYABLE_ACCEPTORS)}")
     engines = ready.load()
     for (name, _), engine in engines.items():
         check_replayable(name, engine.drafter)

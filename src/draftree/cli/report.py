@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, Force, asks_for
+from draftree.cli.options import AsJson, Force, dataclass_command
 from draftree.errors import UserError
 from draftree.utils.files import write_text
 from draftree.utils.validated_dataclass import knob
@@ -27,18 +27,18 @@ class ReportOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def report(ctx: typer.Context, asked: ReportOptions) -> None:
     """Write a saved result as one page: tables, pictures, texts by the origin of their tokens, and the answer in words."""
     from draftree.cli import terminal
     from draftree.evaluation import report_text
-    from draftree.evaluation.result_rows import consistent, read
+    from draftree.evaluation.result_rows import as_result_error, read
 
     if find_spec("jinja2") is None:
         raise UserError("a report needs the package 'jinja2': pip install 'draftree[report]'")
     result = read(asked.result)
-    with consistent(asked.result):
-        text, verdict = rendered(result, str(asked.result)), report_text.verdict(result)
+    with as_result_error(asked.result):
+        text, verdict = render(result, str(asked.result)), report_text.verdict(result)
         text.encode()  # a text of a broken file may hold what is no character
     write_text(asked.out, text)
     if asked.as_json:
@@ -47,7 +47,7 @@ def report(ctx: typer.Context, asked: ReportOptions) -> None:
         terminal.line(f"{verdict}\nThe page is '{asked.out}'.")
 
 
-def rendered(result: "dict[str, object]", source: str) -> str:
+def render(result: "dict[str, object]", source: str) -> str:
     """Return the HTML page of a saved result; without matplotlib it has no pictures."""
     from typing import Any, cast
 
@@ -59,14 +59,16 @@ def rendered(result: "dict[str, object]", source: str) -> str:
     known = cast("dict[str, Any]", result)
     rows, about = known["rows"], known["provenance"]
     shown = text_tables.readable(
-        (text_tables.shown if report_text.clocked(known) else text_tables.counted)(
-            rows, known.get("oracle", ())
-        )
+        (
+            text_tables.result_table
+            if report_text.has_clocked_speedups(known)
+            else text_tables.counted_table
+        )(rows, known.get("oracle", ()))
     )
     main = [text_tables.HEADS.get(name, name) for name in text_tables.MAIN]
     main = [name for name in main if name in shown[0] and any(row[name] for row in shown)]
     rest = [name for name in shown[0] if name not in main]
-    best = next(iter(report_text.ranked(known)), None)
+    best = next(iter(report_text.rank_rows(known)), None)
     texts = report_text.texts(known, best) if best else []
     suite = (about.get("suite") or {}).get("name", source)
     title = f"{'Simulated: ' if known.get('simulated') else ''}{about['target']['name']} on prompts of {suite}"
@@ -94,8 +96,8 @@ def rendered(result: "dict[str, object]", source: str) -> str:
         rows=shown,
         legend=text_tables.legend(main),
         more=text_tables.legend(rest),
-        claims=text_tables.claims(known),
-        gaps=report_text.gaps(known),
+        claims=text_tables.faster_and_slower(known),
+        gaps=report_text.gap_sentences(known),
         texts=texts,
         shown=report_text.name_of(best) if best else "",
         verdict=report_text.verdict(known),
@@ -117,7 +119,7 @@ def _pictures(result: "dict[str, object]") -> "list[tuple[str, str]]":
     if bars := report_text.bars(known):
         kind = (
             "by the clock"
-            if report_text.clocked(known)
+            if report_text.has_clocked_speedups(known)
             else "simulated"
             if known["simulated"]
             else "counted"
@@ -136,7 +138,7 @@ def _pictures(result: "dict[str, object]") -> "list[tuple[str, str]]":
         and bars
     ):
         drawn.append(("nodes by category", charts.categories(rows, names, "What is drafted")))
-    if report_text.clocked(known) and all("phases" in r for r in rows):
+    if report_text.has_clocked_speedups(known) and all("phases" in r for r in rows):
         drawn.append(
             (
                 "time",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, Force, Machines, asks_for
+from draftree.cli.options import AsJson, Force, Machines, dataclass_command
 from draftree.errors import UserError
 from draftree.utils.files import write_text
 from draftree.utils.validated_dataclass import knob
@@ -36,7 +36,7 @@ class RecountOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def recount(ctx: typer.Context, asked: RecountOptions) -> None:
     """Compute the speed of a saved result with the costs of another machine, without running anything."""
     from draftree.cli import arguments, terminal
@@ -48,19 +48,19 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
         raise UserError("recount needs --costs, --machine or --one-curve, and takes one of them")
     machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
     result = result_rows.read(asked.result)
-    with result_rows.consistent(asked.result):
-        saved = counting.without(result, asked.without)
+    with result_rows.as_result_error(asked.result):
+        saved = counting.without_policies(result, asked.without)
         if machines:
             result = counting.on_machines(saved, machines)
         elif asked.one_curve:
             result = counting.on_one_curve(saved)
         else:
-            result = counting.recounted(
+            result = counting.reprice_result(
                 saved, arguments.costs_of_each(asked.costs, counting.drafters(saved))
             )
         text = result_rows.as_text(result)
         heading = title(result, asked.result)
-        shown = text_tables.counted(result["rows"], result["oracle"])
+        shown = text_tables.counted_table(result["rows"], result["oracle"])
     if asked.out is not None:
         write_text(asked.out, text)
     if asked.as_json:

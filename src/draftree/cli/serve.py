@@ -11,15 +11,21 @@ from typing import Any
 import typer
 
 from draftree.cli.console import remark
-from draftree.cli.options import DrafterSpec, LoadingOptions, PolicySpec, TargetName, asks_for
+from draftree.cli.options import (
+    DrafterSpec,
+    LoadingOptions,
+    PolicySpec,
+    TargetName,
+    dataclass_command,
+)
 from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.options import Limits, ServeOptions
 from draftree.utils.validated_dataclass import knob
 
-ACCESS = "Who may use it"
-BATCH = "How much at a time"
-BOUNDS = "What one request may ask for"
+ACCESS_PANEL = "Who may use it"
+BATCH_PANEL = "How much at a time"
+LIMITS_PANEL = "What one request may ask for"
 KEY_VARIABLE = "DRAFTREE_API_KEY"
 DRAFTERS = ("suffix", "pld")
 """Drafters that a request may name if the operator lists none. They need no training."""
@@ -44,55 +50,61 @@ class ServeCommand:
     api_key: list[str] = knob(
         (),
         help=f"A key that clients must send; repeat it. Also read from {KEY_VARIABLE}.",
-        panel=ACCESS,
+        panel=ACCESS_PANEL,
     )
     open_to_network: bool = knob(
-        False, help="Serve other machines without an API key.", panel=ACCESS
+        False, help="Serve other machines without an API key.", panel=ACCESS_PANEL
     )
-    log_prompts: bool = knob(False, help="Write prompts and answers to the log.", panel=ACCESS)
+    log_prompts: bool = knob(
+        False, help="Write prompts and answers to the log.", panel=ACCESS_PANEL
+    )
     allow_drafter: list[str] = knob(
-        (), help="A drafter that a request may name; repeat it. [suffix, pld]", panel=ACCESS
+        (), help="A drafter that a request may name; repeat it. [suffix, pld]", panel=ACCESS_PANEL
     )
     allow_policy: list[str] = knob(
         (),
         help="A policy that a request may name; repeat it. [yield, pct, eagle2, opttree, chain]",
-        panel=ACCESS,
+        panel=ACCESS_PANEL,
     )
-    max_sequences: int = knob(8, min=1, help="Texts that are written at a time.", panel=BATCH)
+    max_sequences: int = knob(8, min=1, help="Texts that are written at a time.", panel=BATCH_PANEL)
     max_cache_tokens: int | None = knob(
-        None, min=2, help="Tokens of all running texts in the KV cache.", panel=BATCH
+        None, min=2, help="Tokens of all running texts in the KV cache.", panel=BATCH_PANEL
     )
     max_batch_tokens: int = knob(
-        512, min=1, help="Prompt tokens that are read in one step at most.", panel=BATCH
+        512, min=1, help="Prompt tokens that are read in one step at most.", panel=BATCH_PANEL
     )
     max_step_seconds: float | None = knob(
         None,
         above=0,
         help="Time of a step, by which prompts are read in chunks; by default 1.5 decoding steps, or 0.05 s if none runs.",
-        panel=BATCH,
+        panel=BATCH_PANEL,
     )
     max_prefix_tokens: int = knob(
         4096,
         min=0,
         help="Tokens of prompts kept for requests that begin with the same ones; 0 keeps none.",
-        panel=BATCH,
+        panel=BATCH_PANEL,
     )
     max_waiting: int = knob(
-        64, min=0, help="Texts that may wait; further requests get status 429.", panel=BATCH
+        64, min=0, help="Texts that may wait; further requests get status 429.", panel=BATCH_PANEL
     )
-    max_new_tokens: int = knob(4096, min=1, help="The most that max_tokens may be.", panel=BOUNDS)
-    max_body_bytes: int = knob(1_000_000, min=1, help="The size of a request.", panel=BOUNDS)
+    max_new_tokens: int = knob(
+        4096, min=1, help="The most that max_tokens may be.", panel=LIMITS_PANEL
+    )
+    max_body_bytes: int = knob(1_000_000, min=1, help="The size of a request.", panel=LIMITS_PANEL)
     request_seconds: float = knob(
-        600.0, min=0.001, help="Time after which a text is cut.", panel=BOUNDS
+        600.0, min=0.001, help="Time after which a text is cut.", panel=LIMITS_PANEL
     )
     drain_seconds: float = knob(
-        30.0, min=0.0, help="Time that running requests have after SIGTERM.", panel=BATCH
+        30.0, min=0.0, help="Time that running requests have after SIGTERM.", panel=BATCH_PANEL
     )
-    ray: int | None = knob(None, min=1, help="Serve so many replicas under Ray Serve.", panel=BATCH)
+    ray: int | None = knob(
+        None, min=1, help="Serve so many replicas under Ray Serve.", panel=BATCH_PANEL
+    )
     loading: LoadingOptions = knob(None)
 
 
-@asks_for
+@dataclass_command
 def serve(ctx: typer.Context, asked: ServeCommand) -> None:
     """Serve a model over HTTP as OpenAI's API does, with a page to try it at /.
 

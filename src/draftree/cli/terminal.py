@@ -36,7 +36,7 @@ from draftree.text.completion import Token
 from draftree.utils.progress import Tell, duration
 from draftree.utils.progress import shown as progress_shown
 
-FEW = 0.1
+FEW_NODES_PER_STEP = 0.1
 """Number of drafted nodes per step below which a summary says that almost nothing was drafted."""
 STYLES: dict[Origin, str] = {
     "drafted": "green",
@@ -46,16 +46,16 @@ STYLES: dict[Origin, str] = {
 }
 LEGEND = "[green]■[/green] drafted and accepted  [yellow]■[/yellow] the only token allowed  ■ chosen by the target"
 
-WIDTH = 150
+TABLE_COLUMNS = 150
 """Width in columns of tables that are not printed to a terminal."""
 
 
-LIST = 100
-"""Width in columns of lists that are not printed to a terminal. It is smaller than `WIDTH`, because
+LIST_COLUMNS = 100
+"""Width in columns of lists that are not printed to a terminal. It is smaller than `TABLE_COLUMNS`, because
 their cells are prose, which can be wrapped."""
 
 
-def output(width: int = WIDTH) -> Console:
+def output(width: int = TABLE_COLUMNS) -> Console:
     """Return the console of standard output.
 
     Its width is that of the terminal or of the environment variable `COLUMNS`. If `NO_COLOR` is
@@ -89,7 +89,7 @@ def errors() -> Console:
     return Console(stderr=True, highlight=False, **plain)
 
 
-FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
+FIGURE_PATTERN = re.compile(r"[\d.]+( \[[\d., ]+\])?")
 """Pattern for a number, with or without an interval in brackets."""
 
 
@@ -105,7 +105,7 @@ def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     """Return a table with the rows' keys as headings; columns of numbers are right-aligned."""
     made = Table(title=escape(title), title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
-        figures = i > 0 and all(FIGURE.fullmatch(r[name]) for r in rows)
+        figures = i > 0 and all(FIGURE_PATTERN.fullmatch(r[name]) for r in rows)
         made.add_column(heading(name), justify="right" if figures else "left", overflow="fold")
     for row in rows:
         made.add_row(*map(escape, row.values()))
@@ -134,7 +134,7 @@ def heading(name: str) -> str:
     return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
 
 
-FIRST, EVERY = 2.0, 30.0
+FIRST_PROGRESS_SECONDS, PROGRESS_SECONDS = 2.0, 30.0
 """Seconds until the first message about progress, and between later ones, if standard error is not
 a terminal."""
 
@@ -152,17 +152,17 @@ class Clock:
     ) -> Iterator[None]:
         """Return a context in which `beat` is called at intervals from another thread.
 
-        The first call comes after `FIRST` seconds, the next ones every `EVERY` seconds. After the
+        The first call comes after `FIRST_PROGRESS_SECONDS` seconds, the next ones every `PROGRESS_SECONDS` seconds. After the
         first call, the next one comes early if `known` becomes true, that is, if the remaining time
         is known.
         """
         ended = threading.Event()
 
         def wait() -> None:
-            seconds = FIRST
+            seconds = FIRST_PROGRESS_SECONDS
             while not ended.wait(seconds):
                 beat()
-                seconds = EVERY
+                seconds = PROGRESS_SECONDS
                 while not known():
                     if ended.wait(1.0):
                         return
@@ -205,8 +205,8 @@ def busy(what: str) -> Iterator[Tell]:
 
 
 def forecast(what: str, seconds: float) -> None:
-    """Print how long some work will take at most, if it takes at least `FIRST` seconds."""
-    if seconds >= FIRST:
+    """Print how long some work will take at most, if it takes at least `FIRST_PROGRESS_SECONDS` seconds."""
+    if seconds >= FIRST_PROGRESS_SECONDS:
         remark(f"{what}: at most about {duration(seconds)}")
 
 
@@ -237,7 +237,11 @@ def progress(what: str, total: int | None) -> Iterator[Tell]:
     )
     shown = console.is_terminal
     bar = _Remarked(
-        *columns, console=console, disable=not shown, get_time=clock.now, speed_estimate_period=LONG
+        *columns,
+        console=console,
+        disable=not shown,
+        get_time=clock.now,
+        speed_estimate_period=RATE_WINDOW_SECONDS,
     )
     task = bar.add_task(what, total=total, remark="")
 
@@ -256,7 +260,7 @@ def progress(what: str, total: int | None) -> Iterator[Tell]:
         yield tell
 
 
-LONG = 600.0
+RATE_WINDOW_SECONDS = 600.0
 """Number of past seconds from whose progress the remaining time is estimated."""
 
 
@@ -288,7 +292,7 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
         f"{stats.acceptance_length:.2f} tokens per pass (τ) · {stats.new_tokens} tokens in {len(stats.steps) + 1} passes (the "
         f"prompt's and {len(stats.steps)} more) · {stats.nodes_per_step:.1f} drafted a pass, {stats.depth_per_step:.1f} deep"
     )
-    if stats.steps and stats.nodes_per_step < FEW:
+    if stats.steps and stats.nodes_per_step < FEW_NODES_PER_STEP:
         lines[-1] += " · almost nothing was drafted: the policy found no draft worth its time"
     speed = f"{stats.tokens_per_second:.1f} tokens per second"
     if plain is None:
@@ -350,7 +354,7 @@ def verdict(result: Comparison, keeps_text: bool) -> str:
     return f"another text, as acceptor '{result.stats.acceptor}' keeps {kept}"
 
 
-BESIDE = 2
+CONTEXTS_PER_TABLE = 2
 """Number of contexts whose costs are shown side by side, so that they fit into 80 columns."""
 
 
@@ -361,9 +365,11 @@ def show_costs(console: Console, title: str, measured: CostTable, kept: Path | N
     columns for each context.
     """
     for rows, entries in measured.by_rows.items():
-        for i in range(0, len(entries), BESIDE):
+        for i in range(0, len(entries), CONTEXTS_PER_TABLE):
             console.print(
-                _curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE])
+                _curves(
+                    f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + CONTEXTS_PER_TABLE]
+                )
             )
         for costs in entries:
             told = f"at {costs.context:,}: sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms"

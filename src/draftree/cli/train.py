@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, one_voice, speaks
+from draftree.cli.console import (
+    NOTHING_KEPT,
+    emit,
+    interruptible,
+    is_main_process,
+    main_process_only,
+    was_given,
+)
 from draftree.cli.options import (
     AsJson,
     CostsFile,
@@ -16,7 +23,7 @@ from draftree.cli.options import (
     LoadingOptions,
     Seed,
     TargetName,
-    asks_for,
+    dataclass_command,
 )
 from draftree.cli.output_files import check_output, default_name, remove
 from draftree.errors import UnknownName, UserError
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     from draftree.training.base import Fitted, Job
 
 
-DATA, STEPS, SAVING = (
+DATA_PANEL, STEPS_PANEL, SAVING_PANEL = (
     "Training data",
     "Steps of training, by default the method's",
     "Measurements and files",
@@ -65,115 +72,129 @@ class TrainOptions:
     )
     init_from: Path | None = knob(None, help="Start from the weights of this checkpoint.")
     regenerate: bool = knob(
-        False, panel=DATA, help="Learn from the model's answers to these prompts."
+        False, panel=DATA_PANEL, help="Learn from the model's answers to these prompts."
     )
     regenerate_tokens: int = knob(
-        256, least=1, panel=DATA, help="The most tokens of such an answer."
+        256, least=1, panel=DATA_PANEL, help="The most tokens of such an answer."
     )
-    regenerate_batch: int = knob(32, least=1, panel=DATA, help="Answers written at a time.")
+    regenerate_batch: int = knob(32, least=1, panel=DATA_PANEL, help="Answers written at a time.")
     regenerate_temperature: float = knob(
-        0.0, least=0, panel=DATA, help="Temperature of sampled answers."
+        0.0, least=0, panel=DATA_PANEL, help="Temperature of sampled answers."
     )
     regenerate_sampled: float = knob(
-        1.0, least=0, most=1, panel=DATA, help="Share of answers sampled at it."
+        1.0, least=0, most=1, panel=DATA_PANEL, help="Share of answers sampled at it."
     )
     synthesize: int | None = knob(
-        None, least=1, panel=DATA, help="Let the model write N questions, and answer them."
+        None, least=1, panel=DATA_PANEL, help="Let the model write N questions, and answer them."
     )
     synthesize_temperature: float = knob(
-        1.0, above=0, panel=DATA, help="Temperature of these questions."
+        1.0, above=0, panel=DATA_PANEL, help="Temperature of these questions."
     )
     synthesize_top_p: float = knob(
-        0.99, above=0, most=1, panel=DATA, help="Top-p of these questions."
+        0.99, above=0, most=1, panel=DATA_PANEL, help="Top-p of these questions."
     )
     synthesize_tokens: int = knob(
-        256, least=1, panel=DATA, help="The most tokens of such a question."
+        256, least=1, panel=DATA_PANEL, help="The most tokens of such a question."
     )
     synthesize_system: str | None = knob(
-        None, panel=DATA, help="System message for them, not the template's."
+        None, panel=DATA_PANEL, help="System message for them, not the template's."
     )
     exclude: list[Path] = knob(
-        (), panel=DATA, help="Prompts that must not be learnt; may be repeated."
+        (), panel=DATA_PANEL, help="Prompts that must not be learnt; may be repeated."
     )
     server: str | None = knob(
-        None, panel=DATA, help="URL of an OpenAI-compatible server of the model."
+        None, panel=DATA_PANEL, help="URL of an OpenAI-compatible server of the model."
     )
-    server_model: str | None = knob(None, panel=DATA, help="Name of the model on that server.")
-    server_parallel: int = knob(16, least=1, panel=DATA, help="Requests to the server at a time.")
+    server_model: str | None = knob(
+        None, panel=DATA_PANEL, help="Name of the model on that server."
+    )
+    server_parallel: int = knob(
+        16, least=1, panel=DATA_PANEL, help="Requests to the server at a time."
+    )
     server_check: int = knob(
-        16, least=0, panel=DATA, help="Its answers that the local model checks."
+        16, least=0, panel=DATA_PANEL, help="Its answers that the local model checks."
     )
     server_agreement: float = knob(
-        0.9, least=0, most=1, panel=DATA, help="Share of tokens that must agree then."
+        0.9, least=0, most=1, panel=DATA_PANEL, help="Share of tokens that must agree then."
     )
     stage: str | None = knob(
         None,
-        panel=STEPS,
+        panel=STEPS_PANEL,
         help="Stage whose defaults apply; by default the first, with --init-from the last.",
     )
-    epochs: float | None = knob(None, above=0, panel=STEPS, help="Passes over the data.")
+    epochs: float | None = knob(None, above=0, panel=STEPS_PANEL, help="Passes over the data.")
     batch_size: int | None = knob(
-        None, least=1, panel=STEPS, help="Samples in a step, over all processes."
+        None, least=1, panel=STEPS_PANEL, help="Samples in a step, over all processes."
     )
     accumulate: int | None = knob(
         None,
         least=1,
-        panel=STEPS,
+        panel=STEPS_PANEL,
         help="Parts of a step; by default of 4096 tokens, on a GPU 16384.",
     )
-    lr: float | None = knob(None, above=0, panel=STEPS, help="Learning rate of AdamW.")
+    lr: float | None = knob(None, above=0, panel=STEPS_PANEL, help="Learning rate of AdamW.")
     schedule: Literal["constant", "cosine", "linear"] | None = knob(
-        None, metavar="NAME", panel=STEPS, help="Its schedule: constant, cosine, linear."
+        None, metavar="NAME", panel=STEPS_PANEL, help="Its schedule: constant, cosine, linear."
     )
     floor: float | None = knob(
-        None, least=0, most=1, panel=STEPS, help="Its share at the end of cosine and linear."
+        None, least=0, most=1, panel=STEPS_PANEL, help="Its share at the end of cosine and linear."
     )
     warmup: float | None = knob(
-        None, least=0, panel=STEPS, help="Warm-up steps; below 1, their share of all steps."
+        None, least=0, panel=STEPS_PANEL, help="Warm-up steps; below 1, their share of all steps."
     )
     betas: tuple[float, float] | None = knob(
-        None, metavar="BETA BETA", panel=STEPS, help="The two betas of AdamW."
+        None, metavar="BETA BETA", panel=STEPS_PANEL, help="The two betas of AdamW."
     )
-    weight_decay: float | None = knob(None, least=0, panel=STEPS, help="Weight decay of AdamW.")
+    weight_decay: float | None = knob(
+        None, least=0, panel=STEPS_PANEL, help="Weight decay of AdamW."
+    )
     clip: float | None = knob(
-        None, above=0, panel=STEPS, help="Largest norm or value of the gradient."
+        None, above=0, panel=STEPS_PANEL, help="Largest norm or value of the gradient."
     )
     clip_by: Literal["norm", "value"] | None = knob(
-        None, panel=STEPS, help="Clip the norm of the gradient, or each value."
+        None, panel=STEPS_PANEL, help="Clip the norm of the gradient, or each value."
     )
     max_seconds: float = knob(
-        0.0, least=0, panel=STEPS, help="End after so many seconds; 0 for no bound."
+        0.0, least=0, panel=STEPS_PANEL, help="End after so many seconds; 0 for no bound."
     )
-    max_tokens: int | None = knob(None, least=2, panel=STEPS, help="The most tokens of a sample.")
-    skip_bad_rows: bool = knob(False, panel=DATA, help="Leave out rows that cannot be read.")
+    max_tokens: int | None = knob(
+        None, least=2, panel=STEPS_PANEL, help="The most tokens of a sample."
+    )
+    skip_bad_rows: bool = knob(False, panel=DATA_PANEL, help="Leave out rows that cannot be read.")
     held_out: float = knob(
         0.02,
         least=0,
         below=1,
-        panel=SAVING,
+        panel=SAVING_PANEL,
         help="Share of samples held out to measure, at most 64.",
     )
-    evaluate_every: int = knob(250, least=1, panel=SAVING, help="Steps between two measurements.")
-    save_every: int = knob(250, least=1, panel=SAVING, help="Steps between saves of the state.")
+    evaluate_every: int = knob(
+        250, least=1, panel=SAVING_PANEL, help="Steps between two measurements."
+    )
+    save_every: int = knob(
+        250, least=1, panel=SAVING_PANEL, help="Steps between saves of the state."
+    )
     keep_every: int = knob(
-        0, least=0, panel=SAVING, help="Steps between checkpoints kept in OUT/step-N."
+        0, least=0, panel=SAVING_PANEL, help="Steps between checkpoints kept in OUT/step-N."
     )
     policy: str = knob(
-        "ddtree:nodes=16", metavar="SPEC", panel=SAVING, help="Policy of the trees measured."
+        "ddtree:nodes=16", metavar="SPEC", panel=SAVING_PANEL, help="Policy of the trees measured."
     )
-    bf16: bool = knob(False, panel=STEPS, help="Compute in bfloat16.")
+    bf16: bool = knob(False, panel=STEPS_PANEL, help="Compute in bfloat16.")
     cache_features: bool = knob(
-        False, panel=SAVING, help="Compute the model's hidden states once; store them."
+        False, panel=SAVING_PANEL, help="Compute the model's hidden states once; store them."
     )
-    features: str = knob("", panel=SAVING, help="Folder of hidden states, instead of OUT/features.")
-    track: str = knob("", panel=SAVING, help="Experiment tracker: tensorboard, wandb, …")
+    features: str = knob(
+        "", panel=SAVING_PANEL, help="Folder of hidden states, instead of OUT/features."
+    )
+    track: str = knob("", panel=SAVING_PANEL, help="Experiment tracker: tensorboard, wandb, …")
     costs: CostsFile = None
     seed: Seed = 0
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def train(ctx: typer.Context, asked: TrainOptions) -> None:
     """Train a drafter for a target; the same command goes on where it was interrupted.
 
@@ -185,13 +206,13 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         os.environ.setdefault(
             "TORCH_CPP_LOG_LEVEL", "ERROR"
         )  # torch reads it once; DDP remarks on what is meant to be so
-    with one_voice():
+    with main_process_only():
         kind = asked.name.partition(":")[0]
         sort = job(kind)
         said = {
             option: value
             for option, value in ctx.params.items()
-            if given(ctx, option) and option not in COMMON | PLACE
+            if was_given(ctx, option) and option not in COMMON_OPTIONS | LOAD_OPTIONS
         }
         check(kind, sort, said, asked.data)
         from draftree.cli import arguments, terminal
@@ -199,7 +220,7 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         chosen = sort.of(asked.name, asked.knobs, said)
         ending = "" if sort.resumes else ".json"
         out = asked.out or Path(default_name(kind, asked.target) + ending)
-        make_way(out, asked.force, folder=sort.resumes)
+        remove_finished(out, asked.force, folder=sort.resumes)
         arguments.quiet()
         again = (
             f"the same command goes on from what is kept in '{out}'"
@@ -211,17 +232,17 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
                 "exactness": asked.loading.get("exactness") or "ties"
             }  # what is learnt from may have other last bits
             end = chosen.fit(asked.target, asked.data, out, tell, **{**asked.loading, **plain})
-    if speaks() and asked.as_json:
+    if is_main_process() and asked.as_json:
         emit({**end.figures, "out": str(out)})
-    elif speaks():
+    elif is_main_process():
         show(end, out)
 
 
-UNFINISHED = ("training.pt", "trees")
+RESUME_FILES = ("training.pt", "trees")
 """Files and folders that exist only in the folder of an interrupted run that can be resumed."""
 
 
-def make_way(out: Path, force: bool, folder: bool) -> None:
+def remove_finished(out: Path, force: bool, folder: bool) -> None:
     """Remove a finished result that will be overwritten.
 
     An interrupted run is kept, unless `--force` was given.
@@ -230,7 +251,7 @@ def make_way(out: Path, force: bool, folder: bool) -> None:
         UserError: the output cannot be written, or must not be overwritten.
     """
     finished = not folder or (
-        (out / "config.json").is_file() and not any((out / n).exists() for n in UNFINISHED)
+        (out / "config.json").is_file() and not any((out / n).exists() for n in RESUME_FILES)
     )
     if not force and not finished:
         writable(out, folder=folder)
@@ -242,9 +263,9 @@ def make_way(out: Path, force: bool, folder: bool) -> None:
         remove(out)
 
 
-PLACE = frozenset(f.name for f in fields(Loading))
+LOAD_OPTIONS = frozenset(f.name for f in fields(Loading))
 """Names of the options for loading a target."""
-COMMON = frozenset({"name", "data", "out", "force", "target", "knobs", "as_json"})
+COMMON_OPTIONS = frozenset({"name", "data", "out", "force", "target", "knobs", "as_json"})
 """Names of the options that all trainings have."""
 
 
@@ -289,7 +310,9 @@ def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence
         UserError: an option is wrong or missing; the message lists the allowed options.
     """
     if strange := [flag(option) for option in asked if option not in sort.options]:
-        allowed = ", ".join(sorted(map(flag, (COMMON | sort.options) - {"name", "as_json"})))
+        allowed = ", ".join(
+            sorted(map(flag, (COMMON_OPTIONS | sort.options) - {"name", "as_json"}))
+        )
         raise UserError(
             f"train {name} was given {', '.join(strange)}, allowed are {allowed}, and how the target is loaded"
         )

@@ -8,7 +8,14 @@ from tempfile import TemporaryDirectory
 import typer
 
 from draftree.cli.console import emit, interruptible, remark
-from draftree.cli.options import AsJson, CostsFile, LoadingOptions, Seed, TargetName, asks_for
+from draftree.cli.options import (
+    AsJson,
+    CostsFile,
+    LoadingOptions,
+    Seed,
+    TargetName,
+    dataclass_command,
+)
 from draftree.errors import UserError
 from draftree.utils.files import writable
 from draftree.utils.validated_dataclass import knob
@@ -51,24 +58,24 @@ class TuneOptions:
     as_json: AsJson = False
 
 
-@asks_for
+@dataclass_command
 def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     """Search for the best options of a policy on half of the prompts, and measure them on the other half."""
     from draftree.cli import arguments, terminal
     from draftree.cli.replay import check_replayable, record
     from draftree.evaluation import suites
-    from draftree.evaluation.bench import Bench, priced
-    from draftree.evaluation.grid import Cell, assemble, chosen
-    from draftree.evaluation.policy_search import Search, space
+    from draftree.evaluation.bench import Bench, with_fixed_costs
+    from draftree.evaluation.grid import Cell, assemble, choose_requests
+    from draftree.evaluation.policy_search import Search, search_space
     from draftree.evaluation.trace_store import Recordings
     from draftree.registry import build
     from draftree.target.target import Target
 
     if find_spec("optuna") is None:
         raise UserError("searching needs the package 'optuna': pip install 'draftree[tune]'")
-    space(build("policy", asked.policy), asked.knobs)
+    search_space(build("policy", asked.policy), asked.knobs)
     drafter = arguments.drafter(asked.drafter, asked.target)
-    suite = suites.joined(list(asked.suite) or ["demo"])
+    suite = suites.join_suites(list(asked.suite) or ["demo"])
     fixed = arguments.fixed_costs(asked.costs)
     machines = arguments.machines_of_each(
         [asked.machine] if asked.machine else [], [asked.costs] if asked.costs else [], [drafter]
@@ -82,11 +89,13 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
         )
     with terminal.busy("measuring what a step costs") as tell:
         engines = (
-            arguments.elsewhere(engines, machines, tell)[0] if machines else priced(engines, tell)
+            arguments.with_machines(engines, machines, tell)[0]
+            if machines
+            else with_fixed_costs(engines, tell)
         )
     engine = engines[drafter, asked.policy]
     check_replayable(drafter, engine.drafter)
-    requests, _ = chosen(
+    requests, _ = choose_requests(
         suite.prompts, engine, asked.max_new_tokens, asked.limit, asked.per_category
     )
     kept = asked.recording or Path(ctx.with_resource(TemporaryDirectory(prefix="draftree-")))

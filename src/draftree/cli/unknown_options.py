@@ -16,9 +16,9 @@ KINDS = (FLAG, OPTION, LOADING)
 NAMED_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 OF_A_PROGRAM = re.compile(r"lm_eval --model draftree|draftree [a-z]+[^;,:]*|\| cat|2>/dev/null")
 """Pattern for a complete command line inside a hint."""
-SHOWN = 3
+MAX_COMMANDS = 3
 """Largest number of commands that a message lists for an option."""
-VALUE = r"'[^']*'|[^\s,;:)]*[^\s,;:).]"
+VALUE_PATTERN = r"'[^']*'|[^\s,;:)]*[^\s,;:).]"
 """Pattern for the value after `name=` in a message."""
 
 
@@ -65,16 +65,16 @@ def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> 
     }
     python = suggestion(OPTION, word) or suggestion(LOADING, word)
     if (told := suggestion(FLAG, word)) is None and word in FLAG_WORDS:
-        told = FLAG_WORDS[word].replace("{}", value or "VALUE")
+        told = FLAG_WORDS[word].replace("{}", value or "VALUE_PATTERN")
     if told is not None:
-        told = placed(as_options(told, flags), own, others)
+        told = add_command(as_options(told, flags), own, others)
     elif (told := _elsewhere(name, word, others)) is None and python is not None:
         told = for_command_line(python)
         if not told.startswith("in Python"):
             merged = {
                 k: v for _, more in reversed(others.values()) for k, v in more.items()
             } | flags
-            told = placed(as_options(told, merged), own, others)
+            told = add_command(as_options(told, merged), own, others)
     if told is not None:
         return UserError(f"unknown option '{name}': {told}")
     typed = {flag.lstrip("-"): flag for flag in own}  # dashes would make all names alike
@@ -91,7 +91,7 @@ def named_options(hint: str) -> set[str]:
     return set(NAMED_OPTION.findall(OF_A_PROGRAM.sub("", hint)))
 
 
-def placed(hint: str, own: Mapping[str, Any], others: Mapping[str, Options]) -> str:
+def add_command(hint: str, own: Mapping[str, Any], others: Mapping[str, Options]) -> str:
     """Return a hint; if the typed command lacks the hint's options, name one that has them."""
     if (named := named_options(hint)) <= own.keys():
         return hint
@@ -114,7 +114,7 @@ def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | Non
     if not having:
         return None
     flag = max(having, key=lambda flag: (len(having[flag]), flag == name))
-    first, more = having[flag][:SHOWN], len(having[flag]) - SHOWN
+    first, more = having[flag][:MAX_COMMANDS], len(having[flag]) - MAX_COMMANDS
     if more > 0:
         listed = f"{', '.join(first)} and {more} others have"
     else:
@@ -148,7 +148,7 @@ def as_options(text: str, flags: Mapping[str, str]) -> str:
 
     names = "|".join(sorted(flags, key=len, reverse=True))
     outside = rf"(?<![\w'./-])({names})"
-    text = re.sub(rf"{outside}=({VALUE})", assigned, text)
+    text = re.sub(rf"{outside}=({VALUE_PATTERN})", assigned, text)
     listed = rf"{outside}((?:(?:, | and ){outside})+)(?= (?:is|are) given|$)"
     text = re.sub(listed, lambda m: re.sub(rf"\b({names})\b", lambda n: flags[n[1]], m[0]), text)
     text = re.sub(

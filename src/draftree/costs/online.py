@@ -21,7 +21,7 @@ from draftree.costs.model import Correction, CostModel, Place, Size, Speed
 from draftree.costs.timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats
-from draftree.utils.files import locked, read_object, understood, write_text
+from draftree.utils.files import as_user_error, locked, read_object, write_text
 
 WIDTHS = (
     1,
@@ -171,7 +171,7 @@ class Learner:
         """
         if self.path is None or not self.path.is_file():
             return 0, None
-        with suppress(UserError), understood(f"'{self.path}' is not a file of costs"):
+        with suppress(UserError), as_user_error(f"'{self.path}' is not a file of costs"):
             stamp, file = self.path.stat().st_mtime_ns, read_object(self.path, "a file of costs")
             corrections = {name: Correction.of(stored) for name, stored in file["models"].items()}
             return stamp, (Speed.of(file["speed"]), corrections)

@@ -17,7 +17,7 @@ import torch
 
 from draftree.costs.model import Speed
 from draftree.errors import UserError
-from draftree.utils.files import read_object, understood, write_text
+from draftree.utils.files import as_user_error, read_object, write_text
 from draftree.utils.hardware import kept, machine, timed
 
 
@@ -112,7 +112,7 @@ def _known_speed(name: str, dtype: torch.dtype) -> Speed:
     device = torch.device(name)
     about = machine(device) | {"dtype": str(dtype)}
     path = kept("speed", about)
-    with suppress(UserError), understood(f"'{path}' is not the speed of a machine"):
+    with suppress(UserError), as_user_error(f"'{path}' is not the speed of a machine"):
         if path.is_file():
             return Speed.of(read_object(path, "the speed of a machine")["speed"])
     speed = probe(device, dtype)

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.data.readers import READERS, Skipped, completes, messages, rows, seen, skipping
 from draftree.errors import UserError
 from draftree.tree import Ints
-from draftree.utils.files import understood
+from draftree.utils.files import as_user_error
 
 SOURCES = frozenset(
     {
@@ -236,7 +236,7 @@ def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -
         return [row["prompt"] + row["completion"] if completes(row) else row["text"]]
     if not chat or not tokenizer.chat_template:
         return [message["content"] for message in chat]
-    with understood(f"{where}: the target's chat template refuses this chat"):
+    with as_user_error(f"{where}: the target's chat template refuses this chat"):
         return [str(tokenizer.apply_chat_template(chat, tokenize=False))]
 
 

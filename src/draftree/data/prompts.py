@@ -12,7 +12,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from draftree.data.readers import Messages
 from draftree.errors import UserError, shown
-from draftree.utils.files import understood
+from draftree.utils.files import as_user_error
 from draftree.utils.token_ids import row_of_ids
 from draftree.utils.validated_dataclass import several, unicode
 
@@ -221,15 +221,15 @@ def encode(
     Raises:
         UserError: the template refuses the chat, or the text is not valid Unicode.
     """
-    with understood("the prompt is not valid Unicode text"):
+    with as_user_error("the prompt is not valid Unicode text"):
         json.dumps(content, ensure_ascii=False).encode()
     if isinstance(content, str) or not tokenizer.chat_template:
         if not isinstance(content, str):
             warn_of_bare_chats(tokenizer)
-        with understood("the target's tokenizer refuses the prompt"):
+        with as_user_error("the target's tokenizer refuses the prompt"):
             text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
             return list(tokenizer(text)["input_ids"])
-    with understood("the target's chat template refuses the prompt"):
+    with as_user_error("the target's chat template refuses the prompt"):
         encoded: Any = tokenizer.apply_chat_template(
             content, add_generation_prompt=True, return_dict=True, **values
         )

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.errors import UserError, shown
-from draftree.utils.files import understood
+from draftree.utils.files import as_user_error
 
 Messages = list[dict[str, Any]]
 Row = dict[str, Any]
@@ -158,7 +158,7 @@ def seen(folder: Path) -> list[Path]:
 
 
 def _decoded(path: Path) -> str:
-    with understood(f"'{path}' is not UTF-8 text"):
+    with as_user_error(f"'{path}' is not UTF-8 text"):
         return path.read_text("utf-8")
 
 
@@ -216,7 +216,7 @@ def _parquet(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
     except ModuleNotFoundError as error:
         needs = f"the package '{error.name}': pip install 'draftree[parquet]'"
         raise UserError(f"'{path}' is parquet, which needs {needs}") from error
-    with understood(f"cannot read '{path}'"):
+    with as_user_error(f"cannot read '{path}'"):
         for number, row in enumerate(
             datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True), 1
         ):
@@ -231,7 +231,7 @@ READERS: dict[str, Callable[[Path, Skipped | None], Iterator[tuple[Row, str]]]] 
 
 
 def _parsed(text: str, where: str) -> Any:
-    with understood(f"{where} is not JSON"):
+    with as_user_error(f"{where} is not JSON"):
         return json.loads(text)
 
 

@@ -24,7 +24,7 @@ from draftree.data.readers import (
 )
 from draftree.errors import UserError, shown
 from draftree.tree import Bools, Ints
-from draftree.utils.files import understood
+from draftree.utils.files import as_user_error
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark in a chat template around text that the model generates."""
@@ -204,7 +204,7 @@ def _samples(
         if chat
         else "the target's tokenizer refuses this text"
     )
-    with named(where), understood(refused):
+    with named(where), as_user_error(refused):
         parts = (
             _plain(row, tokenizer, max_tokens)
             if chat is None

@@ -18,9 +18,9 @@ from draftree.target.target import Target
 MASK = "wrong mask token"
 SHIFT = "slots of a block read one off"
 INJECTION = "no hidden states injected"
-LAST = 4
+TRIED_LAST_IDS = 4
 """Number of last ids of the vocabulary that are tried as the mask token."""
-ALIKE = 1e-5
+MIN_DEVIATION = 1e-5
 """Least standard deviation over tokens, relative to the largest value, of the keys and values that
 a drafter computes from the target's hidden states."""
 
@@ -33,7 +33,7 @@ def block_alternatives(
         return
     layout, vocab = drafter.model.layout, target.decoder.vocab
     for mask in dict.fromkeys(
-        [*range(vocab - 1, max(vocab - 1 - LAST, -1), -1), *_special(target)]
+        [*range(vocab - 1, max(vocab - 1 - TRIED_LAST_IDS, -1), -1), *_special(target)]
     ):
         if mask != layout.mask and 0 <= mask < vocab:
             yield Alternative(
@@ -71,7 +71,7 @@ def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractCont
 
 
 @torch.inference_mode()
-def uninjected(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> str:
+def find_missing_injection(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> str:
     """Return the reason if the target's hidden states do not reach a block drafter; else empty."""
     if not isinstance(drafter, ParallelDrafter):
         return ""
@@ -87,6 +87,6 @@ def uninjected(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> 
     ]
     spread = max(float(v.std(dim=1).max()) for v in values)
     size = max(float(v.abs().max()) for v in values)
-    if spread > ALIKE * size:
+    if spread > MIN_DEVIATION * size:
         return ""
     return f"what its layers make of the target's hidden states is the same for all of {len(tokens)} tokens"

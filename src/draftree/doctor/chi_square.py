@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from draftree.errors import UserError
 from draftree.tree import Floats, Ints
 
-LEAST = 10.0
+MIN_EXPECTED_COUNT = 10.0
 """Least expected count of a bin. With smaller counts the statistic does not follow the χ²
 distribution, so rarer outcomes share a bin."""
 
@@ -31,7 +31,7 @@ class ChiSquare(NamedTuple):
     p_value: float
 
 
-def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
+def two_sample_test(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
     """Run Pearson's test that two samples come from the same distribution.
 
     Args:
@@ -42,15 +42,15 @@ def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
     share = a.sum() / (a.sum() + b.sum())
     # Given how often an outcome came in both together, which sample it came in says all; so bins
     # may be chosen by the sum.
-    bins = pooled((a + b) * min(share, 1 - share))
+    bins = pool_outcomes((a + b) * min(share, 1 - share))
     found = _scipy().stats.chi2_contingency(
         [np.bincount(bins, a), np.bincount(bins, b)], correction=False
     )
     return ChiSquare(float(found.statistic), int(found.dof), float(found.pvalue))
 
 
-def pooled(expected: Floats) -> Ints:
-    """Return [V] the bin of each outcome, so that each bin expects a count of at least `LEAST`.
+def pool_outcomes(expected: Floats) -> Ints:
+    """Return [V] the bin of each outcome, so that each bin expects a count of at least `MIN_EXPECTED_COUNT`.
 
     `expected` [V] are the expected counts. The rarest outcomes share bins.
     """
@@ -59,15 +59,15 @@ def pooled(expected: Floats) -> Ints:
     mass = 0.0
     order = np.argsort(expected, kind="stable")
     for i in order.tolist():
-        if mass >= LEAST:
+        if mass >= MIN_EXPECTED_COUNT:
             last, mass = last + 1, 0.0
         bins[i], mass = last, mass + float(expected[i])
-    if mass < LEAST and last > 0:
+    if mass < MIN_EXPECTED_COUNT and last > 0:
         bins[bins == last] = last - 1
     return bins
 
 
-def critical(dof: int, level: float) -> float:
+def critical_value(dof: int, level: float) -> float:
     """Return the value that χ² with `dof` degrees of freedom exceeds with probability `level`.
 
     Raises:
@@ -83,10 +83,10 @@ def power(noncentrality: float, dof: int, level: float) -> float:
     p). The statistic then follows the non-central χ² distribution. `level` is the p-value below
     which the test fails.
     """
-    return float(_scipy().stats.ncx2.sf(critical(dof, level), dof, noncentrality))
+    return float(_scipy().stats.ncx2.sf(critical_value(dof, level), dof, noncentrality))
 
 
-def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
+def detectable_distance(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
     """Return the total variation distance that a test of n draws detects with probability `sure`.
 
     The result holds for errors of any shape. `dof` are the degrees of freedom, and `level` is the
@@ -96,7 +96,7 @@ def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> flo
     non-centrality of at least 4 n t².
     """
     # By Chebyshev's inequality the power is above `sure` from here on.
-    enough = 2 * (critical(dof, level) + dof) + 20 / (1 - sure)
+    enough = 2 * (critical_value(dof, level) + dof) + 20 / (1 - sure)
     noncentrality = _scipy().optimize.brentq(
         lambda x: power(x, dof, level) - sure, 0.0, enough, xtol=1e-12
     )

@@ -9,7 +9,7 @@ import torch
 
 from draftree.models.batch_invariant import Kind
 from draftree.models.invariant_widths import Widths
-from draftree.target.exactness import CHEAP, CONTEXT, looked_into, price
+from draftree.target.exactness import CHEAP, CONTEXT, price, probe_batch_invariance
 from draftree.target.target import Target
 from draftree.utils.hardware import interleaved
 from draftree.utils.progress import Tell, silent
@@ -17,7 +17,7 @@ from draftree.utils.progress import Tell, silent
 WIDTHS, CONTEXTS = (1, 16), (256, 2048, 8000)
 """Numbers of tokens in the passes whose costs are reported, and numbers of context tokens before
 them."""
-LONGEST = 0.2
+MAX_LAYER_SECONDS = 0.2
 """Time limit in seconds for timing one kind of layer."""
 
 
@@ -69,7 +69,7 @@ class ExactReport:
     """
 
     layers: Sequence[Layer]
-    parting: str | None
+    first_variant_layer: str | None
     prices: Sequence[Price]
     default: str
 
@@ -88,9 +88,9 @@ def examine(target: Target, tell: Tell = silent) -> ExactReport:
     """
     decoder = target.decoder
     tell(0, "trying its layers at many widths")
-    stable, found = looked_into(decoder, priced=True)
+    stable, found = probe_batch_invariance(decoder, priced=True)
     tell(0, "timing its layers")
-    layers = [layer(name, kind, decoder.device) for name, kind in stable.kinds.items()]
+    layers = [examine_layer(name, kind, decoder.device) for name, kind in stable.kinds.items()]
     prices = []
     if found.lacks is None:
         for context in (c for c in CONTEXTS if c + max(WIDTHS) <= decoder.context):
@@ -107,16 +107,16 @@ def examine(target: Target, tell: Tell = silent) -> ExactReport:
                     )
                 )
     cheap = found.price is not None and found.price <= CHEAP
-    return ExactReport(layers, found.parting, prices, "bits" if cheap else "ties")
+    return ExactReport(layers, found.first_variant_layer, prices, "bits" if cheap else "ties")
 
 
-def layer(name: str, kind: Kind, device: torch.device) -> Layer:
+def examine_layer(name: str, kind: Kind, device: torch.device) -> Layer:
     """Time one kind of layer, and return the findings on it."""
-    words = described(kind.widths)
+    words = describe_layer(kind.widths)
     if not kind.args:
         return Layer(name, kind.count, *words, None, None)
     own, ours = interleaved(
-        [partial(kind.own, *kind.args), partial(kind.ours, *kind.args)], device, LONGEST
+        [partial(kind.own, *kind.args), partial(kind.ours, *kind.args)], device, MAX_LAYER_SECONDS
     )
     changed = kind.ours is not kind.own
     return Layer(
@@ -124,7 +124,7 @@ def layer(name: str, kind: Kind, device: torch.device) -> Layer:
     )
 
 
-def described(widths: Widths | None) -> tuple[str, str]:
+def describe_layer(widths: Widths | None) -> tuple[str, str]:
     """Describe the widths at which a layer is reproducible, and the handling of other widths.
 
     A width is the number of tokens in a pass.

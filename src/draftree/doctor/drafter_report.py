@@ -16,37 +16,41 @@ import numpy as np
 import torch
 
 from draftree.costs.curves import Costs, gains_of_chains, least
-from draftree.doctor.block_drafter_faults import INJECTION, block_alternatives, uninjected
+from draftree.doctor.block_drafter_faults import (
+    INJECTION,
+    block_alternatives,
+    find_missing_injection,
+)
 from draftree.doctor.faults import (
-    UNTRAINED,
+    UNTRAINED_AGREEMENT,
     VOCABULARY,
     Map,
     alternatives,
-    best,
+    best_by_cause,
     draft_vocabulary,
-    frequencies,
-    rotaries,
-    theta,
+    rotary_base,
+    rotary_frequencies,
+    rotary_modules,
     vocabulary_map,
 )
-from draftree.doctor.finding import APART, HALF, Finding, Said, finite
-from draftree.doctor.forward_parity import apart
+from draftree.doctor.finding import HALF, PROBABILITY_NOISE, Finding, Said, nan_to_null
+from draftree.doctor.forward_parity import largest_difference
 from draftree.doctor.numerical_noise import narrow_and_wide
 from draftree.doctor.state_memory import state_findings
 from draftree.drafters.base import Drafter, Trainable
 from draftree.errors import UserError
 from draftree.evaluation.target_trace import Text
-from draftree.evaluation.teacher_forcing import DEPTHS, Places, drive
+from draftree.evaluation.teacher_forcing import DEPTHS, ComparedDrafts, drive
 from draftree.formats.checkpoint import Checkpoint, fingerprint
 from draftree.target.attention_strength import DEAD, Attending, attending
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.utils.hardware import busy
 from draftree.utils.progress import Tell, silent
 
 BLOCKS = ((1, 0), (5, 0), (4, 3))
 """Blocks for which the training forward is compared with decoding, as (length in tokens, number of
 tokens that the first block lacks)."""
-COMPARED = 24
+COMPARED_TOKENS = 24
 """Number of tokens of each text on which they are compared; at most two texts are used."""
 BINS = 10
 """Number of confidence bins for the calibration error."""
@@ -61,7 +65,7 @@ CALIBRATION = (0.15, 0.3)
 between them is `warn`."""
 FORWARDS = "mask or position off by one between training and decoding"
 NUMBERS = "weights are not finite numbers"
-STRANGER = "not trained, or trained for another target"
+UNTRAINED_CAUSE = "not trained, or trained for another target"
 TOKENIZER = "another tokenizer"
 
 
@@ -142,7 +146,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in the form for JSON; numbers that are not finite become None."""
-        return finite(self) | {"healthy": self.healthy, "verdict": "bad" if self.bad else "ok"}
+        return nan_to_null(self) | {"healthy": self.healthy, "verdict": "bad" if self.bad else "ok"}
 
 
 def examine(
@@ -172,10 +176,10 @@ def examine(
     findings = [
         _vocabulary(target, drafter, chart),
         _dtype(target, drafter),
-        *_trained_for(target, drafter),
+        *_training_differences(target, drafter),
     ]
     findings += state_findings(target)
-    suspects = [*_broken(drafter, chart), *_tokenizer(target, drafter)]
+    suspects = [*_weight_faults(drafter, chart), *_tokenizer(target, drafter)]
     depths: tuple[Depth, ...] = ()
     if not any(s.cause == NUMBERS for s in suspects):
         # Draft ids that stand for no token of the target stand for its last one: else the drafter
@@ -186,8 +190,13 @@ def examine(
             else chart.putting(chart.drafted)()
         )
         with usable:
-            more, depths, likely = _driven(
-                target, drafter, texts, partial(_predicted, costs=costs, again=again), chart, tell
+            more, depths, likely = _run_with_changes(
+                target,
+                drafter,
+                texts,
+                partial(_predict_speed, costs=costs, again=again),
+                chart,
+                tell,
             )
         findings, suspects = findings + more, suspects + likely
     tell(3, "measuring the target's numerical noise", STAGES)
@@ -205,11 +214,11 @@ def examine(
     )
 
 
-def _driven(
+def _run_with_changes(
     target: Target,
     drafter: Drafter[Any],
     texts: Sequence[Text],
-    predicted: Callable[[Places], Iterator[Finding]],
+    predicted: Callable[[ComparedDrafts], Iterator[Finding]],
     chart: Map | None,
     tell: Tell,
 ) -> tuple[list[Finding], tuple[Depth, ...], list[Suspect]]:
@@ -225,26 +234,26 @@ def _driven(
         chart is None or chart.distinct
     ):  # else a token has two logits, and which counts?
         tell(1, "comparing the training forward with decoding", STAGES)
-        findings.append(finding := _forwards(target, drafter, texts))
+        findings.append(finding := _compare_forwards(target, drafter, texts))
         suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
     tried = [
         *alternatives(target, drafter, texts, chart),
         *block_alternatives(target, drafter, target),
     ]
-    if told := uninjected(target, drafter, texts):
+    if told := find_missing_injection(target, drafter, texts):
         suspects.append(Suspect(INJECTION, told))
     if tried:
         tell(2, f"driving it again with one thing changed, {len(tried)} times", STAGES)
-    suspects += [Suspect(b.cause, b.evidence) for b in best(drafter, texts, places, tried)]
+    suspects += [Suspect(b.cause, b.evidence) for b in best_by_cause(drafter, texts, places, tried)]
     lost = chart is not None and not bool(chart.d2t.any())
-    if lost and _knows_nothing(drafter, places, depths[0]):
+    if lost and _is_untrained(drafter, places, depths[0]):
         suspects.append(
             Suspect(VOCABULARY, "every offset in d2t is 0, as if it had never been filled in")
         )
-    if not suspects and _knows_nothing(drafter, places, depths[0]):
+    if not suspects and _is_untrained(drafter, places, depths[0]):
         suspects.append(
             Suspect(
-                STRANGER,
+                UNTRAINED_CAUSE,
                 f"after a root it agrees with the target at {depths[0].agreement:.0%} of the places",
             )
         )
@@ -284,7 +293,7 @@ def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
     )
 
 
-def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
+def _training_differences(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
     """Yield findings for differences between the target and the drafter's training target.
 
     The hash of the target's config in the checkpoint and the rotary base are compared.
@@ -301,15 +310,21 @@ def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
             "warn",
             "its checkpoint was trained for a target of another config",
         )
-    theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
-    own = sorted({round(theta(frequencies(m))) for m in rotaries(drafter.model, drafter).values()})
-    if own and theirs is not None and own != [round(theta(theirs))]:
+    theirs = next(map(rotary_frequencies, rotary_modules(target.decoder.stack).values()), None)
+    own = sorted(
+        {
+            round(rotary_base(rotary_frequencies(m)))
+            for m in rotary_modules(drafter.model, drafter).values()
+        }
+    )
+    if own and theirs is not None and own != [round(rotary_base(theirs))]:
         names = ", ".join(map(str, own))
-        text = f"its rotary base is {names}, the target's {theta(theirs):.0f}; drafters with a rope of their own may differ"
+        base = f"its rotary base is {names}, the target's {rotary_base(theirs):.0f}"
+        text = f"{base}; drafters with a rope of their own may differ"
         yield Finding("rope", names, "warn", text)
 
 
-def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
+def _weight_faults(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
     """Yield faults of the weights and the vocabulary map, which can be found without texts."""
     if isinstance(drafter, Trainable):
         odd = [
@@ -338,7 +353,7 @@ def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
         )
 
 
-def _at_depth(places: Places, depth: int) -> Depth:
+def _at_depth(places: ComparedDrafts, depth: int) -> Depth:
     at = places.depth == depth
     drafted = at & places.drafted
 
@@ -370,7 +385,7 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
     return sum(gaps) / max(len(confidence), 1)
 
 
-def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
+def _grade(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
     """Return a finding with a verdict by two limits: ok at the first, bad beyond the second.
 
     If the first limit is larger than the second, large values are good, otherwise small ones.
@@ -386,15 +401,15 @@ def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> F
     return Finding(name, value, verdict, text)
 
 
-def _figures(places: Places, depths: Sequence[Depth]) -> Iterator[Finding]:
+def _figures(places: ComparedDrafts, depths: Sequence[Depth]) -> Iterator[Finding]:
     drafted, first = places.drafted, depths[0]
     if not drafted.any():
         yield Finding("agreement", 0.0, "bad", "it drafted nothing")
         return
     text = f"after a root its likeliest draft is the target's choice at {first.agreement:.0%} of {first.places} places"
-    yield _graded("agreement", first.agreement, AGREEMENT, text)
+    yield _grade("agreement", first.agreement, AGREEMENT, text)
     overlap = float(places.overlap[drafted].mean())
-    yield _graded(
+    yield _grade(
         "overlap",
         overlap,
         OVERLAP,
@@ -405,20 +420,20 @@ def _figures(places: Places, depths: Sequence[Depth]) -> Iterator[Finding]:
     text = (
         f"expected calibration error; its mean confidence is {sure:.2f}, its hit rate {right:.2f}"
     )
-    yield _graded("calibration", error, CALIBRATION, text)
+    yield _grade("calibration", error, CALIBRATION, text)
     coverage = float(places.covered[drafted].mean())
     if coverage < 1:
-        yield _graded(
+        yield _grade(
             "coverage", coverage, COVERAGE, f"{coverage:.0%} of the target's choices can be drafted"
         )
 
 
-AGAIN = 2
+MAX_REMEASUREMENTS = 2
 """Largest number of repeated cost measurements while the predicted speed-up is poor."""
 
 
-def _predicted(
-    places: Places, costs: Costs | None, again: Callable[[], Costs] | None = None
+def _predict_speed(
+    places: ComparedDrafts, costs: Costs | None, again: Callable[[], Costs] | None = None
 ) -> Iterator[Finding]:
     """Predict acceptance length τ and speed-up of greedy chains.
 
@@ -436,7 +451,7 @@ def _predicted(
     if costs is None:
         return
     gains, tries = gains_of_chains(lengths.tolist(), costs), 0
-    while again is not None and tries < AGAIN and max(gains) < SPEED_UP[0]:
+    while again is not None and tries < MAX_REMEASUREMENTS and max(gains) < SPEED_UP[0]:
         costs, tries = least(costs, again()), tries + 1
         gains = gains_of_chains(lengths.tolist(), costs)
     most = int(np.argmax(gains))
@@ -445,16 +460,16 @@ def _predicted(
         text += f"; costs were measured {tries} more time{'s' * (tries > 1)}, and the least count"
     if gains[most] < SPEED_UP[0] and (told := busy()):
         text += f"; {told}: run it again when the machine is idle"
-    yield _graded("speed-up", float(gains[most]), SPEED_UP, text)
+    yield _grade("speed-up", float(gains[most]), SPEED_UP, text)
 
 
-def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) -> Finding:
+def _compare_forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) -> Finding:
     """Compare a drafter's training forward with its decoding on the beginnings of two texts."""
     longest = sorted(texts, key=lambda t: -len(t.tokens))[:2]
-    count = min(COMPARED, *(len(t.tokens) for t in longest))
+    count = min(COMPARED_TOKENS, *(len(t.tokens) for t in longest))
     tokens = np.stack([t.tokens[:count] for t in longest])
-    allowed = APART.get(target.decoder.dtype, HALF)
-    differences = [apart(target, drafter, tokens, *cut) for cut in BLOCKS]
+    allowed = PROBABILITY_NOISE.get(target.decoder.dtype, HALF)
+    differences = [largest_difference(target, drafter, tokens, *cut) for cut in BLOCKS]
     worst = int(np.argmax(differences))  # NaN is the largest
     largest, (length, phase) = differences[worst], BLOCKS[worst]
     text = (
@@ -466,18 +481,18 @@ def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) ->
     return Finding("training = decoding", largest, "ok" if largest <= allowed else "bad", text)
 
 
-def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
+def _is_untrained(drafter: Drafter[Any], places: ComparedDrafts, first: Depth) -> bool:
     """Return whether a drafter with weights almost never agrees with the target after a root.
 
     For a drafter that looks up continuations in text the result is false, because it may simply
     find nothing.
     """
     weights = isinstance(drafter, Trainable) or drafter.language_model is not None
-    return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
+    return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED_AGREEMENT
 
 
 def _attention(
-    target: Target, needs: Needs, texts: Sequence[Text]
+    target: Target, needs: HiddenStateSpec, texts: Sequence[Text]
 ) -> tuple[tuple[Attending, ...], Finding]:
     """Measure the attention of the target's layers, and warn if the drafter reads a dead one.
 

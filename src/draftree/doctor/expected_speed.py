@@ -43,7 +43,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedSpeed:
     """Store the expected speed of a target, a drafter and a policy on a device.
 
     Attributes:
@@ -88,7 +88,7 @@ class Expected:
         return asdict(self)
 
 
-def examine(target: Target, drafter: Drafter[Any], policy: str) -> Expected:
+def examine(target: Target, drafter: Drafter[Any], policy: str) -> ExpectedSpeed:
     """Estimate the costs of a drafter and a policy on the target's device.
 
     Only the device is timed, and only if this has not been done before. No text is generated.
@@ -109,7 +109,7 @@ def examine(target: Target, drafter: Drafter[Any], policy: str) -> Expected:
     grown: Policy = build("policy", policy).sized(count_parameters(decoder.model))
     if grown.plan is not None:
         plans[policy] = grown.plan
-    return Expected(
+    return ExpectedSpeed(
         device=machine(decoder.device)["device"],
         memory=memory,
         bandwidth=speed.bandwidth,

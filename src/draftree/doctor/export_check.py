@@ -14,7 +14,7 @@ from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint
 from draftree.registry import method_of
 from draftree.target.hub import is_hub_id
 from draftree.training.export import FORMATS, formats_of
-from draftree.utils.files import read_object, understood
+from draftree.utils.files import as_user_error, read_object
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
         UserError: the folder contains no drafter in an export format.
     """
     config = read_object(folder / CONFIG, "a drafter's config")
-    method, form = method_of(folder), layout(config)
+    method, form = method_of(folder), find_layout(config)
     if form not in formats_of(method):
         allowed = " or ".join(formats_of(method)) or "none"
         raise UserError(
@@ -65,7 +65,7 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
     stored = Checkpoint.at(folder)
     faults, tensors = list[str](), dict[str, Tensor]()
     try:
-        with understood(f"'{folder}' is not what its config says"):
+        with as_user_error(f"'{folder}' is not what its config says"):
             tensors = (medusa.loaded(stored) if method == "medusa" else stored.loaded()).tensors
             if (
                 form != "speculators"
@@ -75,7 +75,7 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
                 FORMATS[form](method, stored, target)
     except UserError as error:
         faults.append(str(error))
-    faults += [f"{name} has {what}" for name, what in _odd(tensors)]
+    faults += [f"{name} has {what}" for name, what in _invalid_tensors(tensors)]
     named = speculators.verified_by(config)
     return ExportReport(
         folder=str(folder),
@@ -88,7 +88,7 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
     )
 
 
-def layout(config: dict[str, Any]) -> str:
+def find_layout(config: dict[str, Any]) -> str:
     """Return the name of the export format that a drafter's config has."""
     if speculators.KIND in config:
         return "speculators"
@@ -99,7 +99,7 @@ def layout(config: dict[str, Any]) -> str:
     )
 
 
-def _odd(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
+def _invalid_tensors(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
     """Yield the names of tensors with unusable values, each with a description."""
     for name, tensor in sorted(tensors.items()):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from draftree.drafters.base import Drafter, Trainable
 from draftree.drafters.neural.draft_vocabulary import TargetHead, ids_of
 from draftree.evaluation.target_trace import Recording, Text
-from draftree.evaluation.teacher_forcing import Places, Source, drive
+from draftree.evaluation.teacher_forcing import ComparedDrafts, Source, drive
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import Needs, Probes, Target, Verified
-from draftree.tree import Floats, Ints, Tree, Verdict
+from draftree.target.target import HiddenStateSpec, Probes, Target, Verified
+from draftree.tree import AcceptResult, Floats, Ints, Tree
 
 LAYER = "hidden layer off by one"
 TOKEN = "hidden states off by one token"
@@ -29,15 +29,15 @@ ROPE, VOCABULARY = "wrong rope", "wrong vocabulary map"
 OLD_THETA = 10_000.0
 """Rotary base that applies if a config names none. Some drafters were trained with it by
 mistake."""
-CERTAIN, BESIDE = 3.0, 1.0
+MIN_GAIN_ERRORS, MIN_OTHER_GAIN_ERRORS = 3.0, 1.0
 """Least gains in standard errors for a change to count as better. One of the two gains, of overlap
 and of cross-entropy, must reach the first value, and the other one the second value."""
-GAIN = 0.005
+MIN_OVERLAP_GAIN = 0.005
 """Least increase of the overlap for a change to count as better."""
-UNTRAINED = 0.1
+UNTRAINED_AGREEMENT = 0.1
 """Agreement with the target below which a drafter counts as untrained. A change has to reach it to
 count as the correction of a fault."""
-NEGLIGIBLE = 1e-4
+NEGLIGIBLE_GAIN = 1e-4
 """Difference of two gains up to which the change that was tried first is preferred."""
 
 
@@ -59,7 +59,7 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Better:
+class Improvement:
     """Store the gain from driving a drafter with one change.
 
     Attributes:
@@ -88,10 +88,10 @@ class Better:
         """Return whether the gain is too large to be chance."""
         less, more = sorted((self.z, self.z_surprise))
         return (
-            more >= CERTAIN
-            and less >= BESIDE
-            and self.gain >= GAIN
-            and self.agreement[1] >= UNTRAINED
+            more >= MIN_GAIN_ERRORS
+            and less >= MIN_OTHER_GAIN_ERRORS
+            and self.gain >= MIN_OVERLAP_GAIN
+            and self.agreement[1] >= UNTRAINED_AGREEMENT
         )
 
     @property
@@ -104,23 +104,23 @@ class Better:
         )
 
 
-def compared(
-    alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: Places
-) -> Better:
+def evaluate_alternative(
+    alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: ComparedDrafts
+) -> Improvement:
     """Drive the drafter with one change, and compare the result with `base`."""
     with alternative.made():
         found = drive(alternative.source, drafter, texts)
     z, z_surprise = _z(found.overlap - base.overlap, base), _z(base.surprise - found.surprise, base)
     overlap = float(base.overlap.mean()), float(found.overlap.mean())
     agreement = float(base.agree.mean()), float(found.agree.mean())
-    return Better(alternative.cause, alternative.change, overlap, agreement, z, z_surprise)
+    return Improvement(alternative.cause, alternative.change, overlap, agreement, z, z_surprise)
 
 
 FEWEST_BLOCKS = 12
 """Least number of blocks from which the standard error of a gain is estimated."""
 
 
-def _z(gains: Floats, places: Places) -> float:
+def _z(gains: Floats, places: ComparedDrafts) -> float:
     """Return the sum of gains over all positions, in standard errors.
 
     Positions of one block are not independent, so the error is estimated from the sums over blocks.
@@ -131,18 +131,18 @@ def _z(gains: Floats, places: Places) -> float:
     return float(sums.sum()) / spread if spread > 0 else 0.0
 
 
-def best(
-    drafter: Drafter[Any], texts: Sequence[Text], base: Places, tried: Sequence[Alternative]
-) -> list[Better]:
+def best_by_cause(
+    drafter: Drafter[Any], texts: Sequence[Text], base: ComparedDrafts, tried: Sequence[Alternative]
+) -> list[Improvement]:
     """Try changes, and return the one that helps most for each fault.
 
     A change is returned only if its gain is certain, and at least half of the largest gain.
     """
-    found: dict[str, Better] = {}
+    found: dict[str, Improvement] = {}
     for alternative in tried:
-        better = compared(alternative, drafter, texts, base)
+        better = evaluate_alternative(alternative, drafter, texts, base)
         if better.sure and (
-            better.cause not in found or better.gain > found[better.cause].gain + NEGLIGIBLE
+            better.cause not in found or better.gain > found[better.cause].gain + NEGLIGIBLE_GAIN
         ):
             found[better.cause] = better
     most = max((b.gain for b in found.values()), default=0.0)
@@ -162,19 +162,25 @@ def alternatives(
     around += [UNNORMED] * (UNNORMED in needs.hidden)
     record = Recording.of(target, texts, around)
     source: Source = target if needs.kv else record
-    found = [] if needs.kv else [*_layers(record, layers, count), *_tokens(record, layers)]
+    found = (
+        []
+        if needs.kv
+        else [*_layer_alternatives(record, layers, count), *_token_alternatives(record, layers)]
+    )
     if needs.kv:
         words = {-1: "one layer earlier", 1: "one layer deeper"}
         found += [
-            Alternative(KV, f"the keys and values of {word}", Lifted(target, by))
+            Alternative(KV, f"the keys and values of {word}", ShiftedTarget(target, by))
             for by, word in words.items()
         ]
     if isinstance(drafter, Trainable):
-        found += [*_ropes(target, drafter, source), *_maps(chart, source)]
+        found += [*_rope_alternatives(target, drafter, source), *_map_alternatives(chart, source)]
     return found
 
 
-def _layers(record: Recording, layers: tuple[int, ...], count: int) -> Iterator[Alternative]:
+def _layer_alternatives(
+    record: Recording, layers: tuple[int, ...], count: int
+) -> Iterator[Alternative]:
     groups = [layers] if len(layers) == 1 else [layers, *((layer,) for layer in layers)]
     for group in filter(None, groups):
         for by in (-1, 1):
@@ -184,7 +190,7 @@ def _layers(record: Recording, layers: tuple[int, ...], count: int) -> Iterator[
                 yield Alternative(LAYER, f"hidden state {names}", replace(record, given=given))
 
 
-def _tokens(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]:
+def _token_alternatives(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]:
     for by, word in ((-1, "earlier"), (1, "later")) if layers else ():
         yield Alternative(
             TOKEN, f"each token's hidden state taken one token {word}", replace(record, later=by)
@@ -192,7 +198,7 @@ def _tokens(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]
 
 
 @dataclass(frozen=True)
-class Lifted:
+class ShiftedTarget:
     """Wrap a target so that a drafter reads the keys and values of other layers.
 
     `by` is the offset in layers.
@@ -205,27 +211,29 @@ class Lifted:
         """Return an empty cache; see `Target.new_cache`."""
         return self.target.new_cache(rows, slots)
 
-    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+    def prefill(
+        self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec
+    ) -> Verified:
         """Run the prompts through the target; see `Target.prefill`."""
         return self._lifted(self.target.prefill(cache, prompts, needs))
 
     def verify(
-        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
+        self, cache: SlotCache, tree: Tree, needs: HiddenStateSpec, probes: Probes | None = None
     ) -> Verified:
         """Run a draft tree through the target; see `Target.verify`."""
         return self._lifted(self.target.verify(cache, tree, needs, probes))
 
-    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+    def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:
         """Commit the accepted tokens to the cache; see `Target.commit`."""
         self.target.commit(cache, tree, verdict)
 
     def _lifted(self, verified: Verified) -> Verified:
         return replace(
-            verified, taps=replace(verified.taps, cache=verified.taps.cache.lifted(self.by))
+            verified, taps=replace(verified.taps, cache=verified.taps.cache.shift_layers(self.by))
         )
 
 
-def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
+def rotary_modules(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
     """Return the modules that have rotary frequencies, by name.
 
     The search covers the modules of `model`, and modules that these or the `holders` have as plain
@@ -233,15 +241,15 @@ def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
     """
     found: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
-        for inner, part in [(name, module), *_beside(module, name)]:
+        for inner, part in [(name, module), *_unregistered_modules(module, name)]:
             found.setdefault(part, inner)
     for holder in holders:
-        for name, part in _beside(holder, ""):
+        for name, part in _unregistered_modules(holder, ""):
             found.setdefault(part, name)
     return {name: m for m, name in found.items() if isinstance(m._buffers.get("inv_freq"), Tensor)}
 
 
-def _beside(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
+def _unregistered_modules(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules that an object has as plain attributes, not as registered submodules.
 
     Such modules are not saved with the object, and not cast with it.
@@ -253,33 +261,37 @@ def _beside(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
                 yield from ((f"{name}.{n}", m) for n, m in held.named_modules())
 
 
-def frequencies(module: nn.Module) -> Tensor:
+def rotary_frequencies(module: nn.Module) -> Tensor:
     """Return [k] the rotary frequencies that a module has in its buffer `inv_freq`."""
     found = module._buffers["inv_freq"]
     assert found is not None
     return found
 
 
-def theta(frequencies: Tensor) -> float:
+def rotary_base(frequencies: Tensor) -> float:
     """Return the rotary base θ of unscaled frequencies [k], which are fᵢ = θ^(−i/k)."""
     k = len(frequencies)
     return float(frequencies[1].cpu().double() ** -k) if k > 1 else 1.0
 
 
-def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[Alternative]:
+def _rope_alternatives(
+    target: Target, drafter: Trainable[Any], source: Source
+) -> Iterator[Alternative]:
     """Yield changes of the rotary frequencies, in all modules together and in each alone.
 
     The target's frequencies are tried, and those with the base `OLD_THETA`.
     """
-    theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
-    own = rotaries(drafter.model, drafter)
-    wanted = [] if theirs is None else [("the target's rotary base", theta(theirs), theirs)]
+    theirs = next(map(rotary_frequencies, rotary_modules(target.decoder.stack).values()), None)
+    own = rotary_modules(drafter.model, drafter)
+    wanted = [] if theirs is None else [("the target's rotary base", rotary_base(theirs), theirs)]
     wanted.append(("the usual rotary base", OLD_THETA, torch.empty(0)))
     for group in [own] if len(own) == 1 else [own, *({name: m} for name, m in own.items())]:
-        bases = ", ".join(sorted({f"{theta(frequencies(m)):.0f}" for m in group.values()}))
+        bases = ", ".join(
+            sorted({f"{rotary_base(rotary_frequencies(m)):.0f}" for m in group.values()})
+        )
         where = "" if group is own else f" in {next(iter(group))}"
         for name, base, exact in wanted:
-            old = {m: frequencies(m) for m in group.values()}
+            old = {m: rotary_frequencies(m) for m in group.values()}
             # θ^(−i/k) where the target's own do not fit; on the host, as not all devices have
             # float64
             powers = {
@@ -298,11 +310,13 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
                     ROPE,
                     f"{name} {base:.0f} instead of {bases}{where}",
                     source,
-                    _putting("inv_freq", new),
+                    _replaced_buffer("inv_freq", new),
                 )
 
 
-def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:
+def _replaced_buffer(
+    name: str, new: dict[nn.Module, Tensor]
+) -> Callable[[], AbstractContextManager[None]]:
     """Return a function whose context manager replaces a buffer of some modules."""
 
     @contextmanager
@@ -369,7 +383,9 @@ class Map:
         `ids` [V′] are these target ids.
         """
         inside = ids.clamp(0, len(self.t2d) - 1)
-        return _putting("d2t", {self.module: inside - torch.arange(len(ids), device=ids.device)})
+        return _replaced_buffer(
+            "d2t", {self.module: inside - torch.arange(len(ids), device=ids.device)}
+        )
 
 
 def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
@@ -397,7 +413,7 @@ def draft_vocabulary(model: nn.Module, vocab: int) -> int:
     return next((len(d2t) for d2t in maps if isinstance(d2t, Tensor)), vocab)
 
 
-def _maps(found: Map | None, source: Source) -> Iterator[Alternative]:
+def _map_alternatives(found: Map | None, source: Source) -> Iterator[Alternative]:
     if found is None:
         return
     plain, marked = torch.arange(len(found.d2t), device=found.d2t.device), found.t2d.nonzero()[:, 0]

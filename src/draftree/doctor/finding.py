@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 Said = Literal["ok", "warn", "bad"]
-APART = {torch.float64: 1e-6, torch.float32: 1e-3}
+PROBABILITY_NOISE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Largest difference of a probability between two ways of computing it that counts as noise, by
 dtype. In half precision it is `HALF`."""
 HALF = 0.1
@@ -23,7 +23,7 @@ class Finding:
     text: str
 
 
-def finite(report: Any) -> dict[str, Any]:
+def nan_to_null(report: Any) -> dict[str, Any]:
     """Return a dataclass as a dictionary for JSON; numbers that are not finite become None."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(report)), parse_constant=lambda _: None)
     return found

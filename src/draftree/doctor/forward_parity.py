@@ -29,7 +29,9 @@ def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0)
 
 
 @torch.inference_mode()
-def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, phase: int) -> Tensor:
+def draft_log_probs(
+    target: Target, drafter: Drafter[Any], tokens: Ints, block: int, phase: int
+) -> Tensor:
     """Return the log-probabilities [B, T', V] that a drafter gives in decoding, in texts [B, T].
 
     The texts are divided into blocks of `block` tokens with the given `phase`; see `block_starts`.
@@ -49,17 +51,19 @@ def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, pha
     )
 
 
-def both(
+def log_probs_of_both(
     target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities of the training forward and of decoding, both [B, T', V]."""
     with torch.no_grad():
         logits = drafter.forward(batch_of(target, drafter, tokens), block, phase)
-    steps = decoded(target, drafter, tokens, block, phase)
+    steps = draft_log_probs(target, drafter, tokens, block, phase)
     return torch.log_softmax(logits.to(steps.dtype), dim=-1)[:, -steps.shape[1] :], steps
 
 
-def apart(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int) -> float:
+def largest_difference(
+    target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int
+) -> float:
     """Return the largest difference between draft probabilities in training and in decoding."""
-    trained, steps = both(target, drafter, tokens, block, phase)
+    trained, steps = log_probs_of_both(target, drafter, tokens, block, phase)
     return float((trained.exp() - steps.exp()).abs().max())

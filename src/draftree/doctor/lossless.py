@@ -21,27 +21,33 @@ import numpy as np
 from draftree.costs.curves import UNIT, Costs, CostTable
 from draftree.data.prompts import encode
 from draftree.doctor import lossless_report
-from draftree.doctor.chi_square import critical, detectable, two_sample
+from draftree.doctor.chi_square import critical_value, detectable_distance, two_sample_test
 from draftree.doctor.lossless_cases import Case
-from draftree.doctor.lossless_report import Compared, Frequencies, Parted, Report
+from draftree.doctor.lossless_report import ComparedCase, FirstDifference, FrequencyTest, Report
 from draftree.doctor.numerical_noise import (
-    LOOK,
-    Heard,
+    COUNTED_TOKENS,
     Noise,
+    OutputRecorder,
     Root,
-    behind,
-    distances,
-    noise,
-    opened,
-    plainly,
-    shifts,
-    speculated,
+    frequency_distance,
+    logit_shift,
+    margin_at_difference,
+    measure_noise,
+    most_uncertain_root,
+    sample_plain,
+    sample_speculative,
 )
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, common
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.teacher_forcing import TEXTS, TOKENS, fitting, read, spread
+from draftree.evaluation.teacher_forcing import (
+    TEXTS,
+    TOKENS,
+    evenly_spread,
+    prompts_that_fit,
+    read_texts,
+)
 from draftree.request import Request
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
@@ -49,11 +55,11 @@ from draftree.target.target import Target
 from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import Knobs, knob
 
-LEVEL = 1e-3
+ERROR_LEVEL = 1e-3
 """Probability that at least one frequency test of a report fails by chance."""
-SURE = 0.99
+DETECTION_POWER = 0.99
 """Probability with which a frequency test detects an error of the size that the report states."""
-ROWS = 40
+MAX_BATCH = 40
 """Largest number of trials in one batch."""
 Drawn = list[tuple[int, ...]]
 """Tokens that each trial generated after a root."""
@@ -97,10 +103,10 @@ def prompts(
         UserError: the file cannot be read, or no prompt fits the target's context.
     """
     if data is not None:
-        found = [t.tokens[: t.start].tolist() for t in read(target, data, count, tokens)]
+        found = [t.tokens[: t.start].tolist() for t in read_texts(target, data, count, tokens)]
     else:
         found = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
-    return spread(fitting(found, target, tokens), count)
+    return evenly_spread(prompts_that_fit(found, target, tokens), count)
 
 
 def examine(
@@ -130,7 +136,7 @@ def examine(
         target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], extent, tell
     )
     if work.drawn:
-        critical(1, LEVEL)  # report a missing package before texts are generated
+        critical_value(1, ERROR_LEVEL)  # report a missing package before texts are generated
     work.total = work.size(len(prompts))
     for number, prompt in enumerate(prompts):
         work.compare(number, list(prompt))
@@ -150,8 +156,8 @@ class _Work:
     done: int = 0
     noise: Noise = field(default_factory=Noise)
     roots: list[Root] = field(default_factory=list)
-    compared: dict[str, Compared] = field(default_factory=dict)
-    tests: list[Frequencies] = field(default_factory=list)
+    compared: dict[str, ComparedCase] = field(default_factory=dict)
+    tests: list[FrequencyTest] = field(default_factory=list)
 
     @property
     def drawn(self) -> list[tuple[Case, Engine]]:
@@ -199,33 +205,40 @@ class _Work:
         best: Root | None = None
         for sampling in self.runs:
             self.advance(f"plain decoding, T = {sampling.temperature:g}")
-            base = Heard()
+            base = OutputRecorder()
             self.pairs[0][1].plain([request], sampling, base)
-            self.noise = self.noise.joined(noise(self.target, prompt, base))
-            best = best or opened(text, prompt, base)
+            self.noise = self.noise.joined(measure_noise(self.target, prompt, base))
+            best = best or most_uncertain_root(text, prompt, base)
             for case, engine in self.followed(sampling.temperature):
                 self.advance(case.name)
-                ours = Heard()
+                ours = OutputRecorder()
                 engine.write([request], sampling, ours, reuse=False)
                 self.note(case.name, request, sampling, base, ours)
         self.roots += [] if best is None else [best]
 
     def note(
-        self, name: str, request: Request, sampling: Sampling, base: Heard, ours: Heard
+        self,
+        name: str,
+        request: Request,
+        sampling: Sampling,
+        base: OutputRecorder,
+        ours: OutputRecorder,
     ) -> None:
         """Record the comparison of one text with plain decoding's."""
-        before = self.compared.get(name, Compared(name, 0, 0, (), 0.0))
+        before = self.compared.get(name, ComparedCase(name, 0, 0, (), 0.0))
         at, parted = common(base.tokens, ours.tokens), before.parted
         if base.tokens != ours.tokens:
             root = np.array([len(request.prompt) - 1 + at])
-            margin = behind(
+            margin = margin_at_difference(
                 base, ours, at, sampling, Keyed(sampling.seed, np.array([request.number]), root)
             )
             token = [h.tokens[at] if at < len(h.tokens) else None for h in (base, ours)]
-            parted += (Parted(request.number, sampling.seed, at, token[0], token[1], margin),)
+            parted += (
+                FirstDifference(request.number, sampling.seed, at, token[0], token[1], margin),
+            )
         alike = min(at + 1, len(base.tokens), len(ours.tokens))  # logits after the same text
-        shift = max(before.shift, shifts(base.raw(alike), ours.raw(alike)))
-        self.compared[name] = Compared(
+        shift = max(before.shift, logit_shift(base.raw(alike), ours.raw(alike)))
+        self.compared[name] = ComparedCase(
             name, before.texts + 1, before.tokens + len(base.tokens), parted, shift
         )
 
@@ -240,22 +253,24 @@ class _Work:
             # Each has its own seed: with the same one, both samples would follow the same noise.
             first, second = (Sampling(temperature, seed=self.extent.seed + i) for i in (0, 1))
             plain = [
-                plainly(self.target, r, first, self.batches(i, "plain sampling"))
+                sample_plain(self.target, r, first, self.batches(i, "plain sampling"))
                 for i, r in enumerate(self.roots)
             ]
             for case, engine in self.drawn:
                 if case.temperature == temperature:
                     ours = [
-                        speculated(engine, r, second, self.batches(i, case.name))
+                        sample_speculative(engine, r, second, self.batches(i, case.name))
                         for i, r in enumerate(self.roots)
                     ]
-                    self.tests += [self.tested(case, plain, ours, look) for look in (1, LOOK)]
+                    self.tests += [
+                        self.tested(case, plain, ours, look) for look in (1, COUNTED_TOKENS)
+                    ]
 
     def numbers(self, root: int, roots: int) -> list[range]:
         """Return the numbers of the trials after one of `roots` roots, batch by batch."""
         first, end = (self.extent.trials * i // roots for i in (root, root + 1))
         rows = math.ceil(
-            (end - first) / math.ceil((end - first) / ROWS)
+            (end - first) / math.ceil((end - first) / MAX_BATCH)
         )  # batches of one size go on in one another's caches
         return [range(n, min(n + rows, end)) for n in range(first, end, rows)]
 
@@ -267,7 +282,7 @@ class _Work:
 
     def tested(
         self, case: Case, plain: Sequence[Drawn], ours: Sequence[Drawn], look: int
-    ) -> Frequencies:
+    ) -> FrequencyTest:
         """Test whether two samples have the same distribution.
 
         A sample contains the tokens that were drawn after every root. `look` is the number of
@@ -279,31 +294,33 @@ class _Work:
         ]
         outcomes = sorted(counted[0] | counted[1])
         a, b = (np.array([c[o] for o in outcomes], np.float64) for c in counted)
-        found = two_sample(a, b)
+        found = two_sample_test(a, b)
         trials, others = (sum(counts.values()) for counts in counted)
         n = trials * others // (trials + others)
-        least = detectable(n, found.dof, self.level, SURE) if found.dof else None
-        return Frequencies(
-            case.name, look, trials, *found, *distances(a, b), least, not case.rule.lossy
+        least = (
+            detectable_distance(n, found.dof, self.level, DETECTION_POWER) if found.dof else None
+        )
+        return FrequencyTest(
+            case.name, look, trials, *found, *frequency_distance(a, b), least, not case.rule.lossy
         )
 
     @property
     def level(self) -> float:
         """Return the p-value below which a single test fails."""
-        return LEVEL / max(2 * sum(not c.rule.lossy for c, _ in self.drawn), 1)
+        return ERROR_LEVEL / max(2 * sum(not c.rule.lossy for c, _ in self.drawn), 1)
 
     def report(self, drafter: str, texts: int) -> Report:
         dtype = self.target.decoder.dtype
         allowed = self.noise.allowed(dtype)
         compared = tuple(self.compared.values())
         findings = [
-            lossless_report.plain(dtype, self.noise),
-            lossless_report.noisy(self.noise, allowed),
+            lossless_report.compare_plain(dtype, self.noise),
+            lossless_report.noise_finding(self.noise, allowed),
         ]
-        findings += [lossless_report.texts(c, allowed) for c in compared]
+        findings += [lossless_report.text_verdict(c, allowed) for c in compared]
         for case, _ in self.drawn:
             tests = [t for t in self.tests if t.case == case.name]
-            findings.append(lossless_report.frequencies(case, tests, self.level, self.noise))
+            findings.append(lossless_report.frequency_verdict(case, tests, self.level, self.noise))
         lossy = tuple(c.name for c, _ in self.drawn if c.rule.lossy)
         return Report(
             self.target.name,

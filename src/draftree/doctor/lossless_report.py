@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from draftree.doctor.finding import APART, HALF, Finding, Said, finite
+from draftree.doctor.finding import HALF, PROBABILITY_NOISE, Finding, Said, nan_to_null
 from draftree.doctor.lossless_cases import Case
 from draftree.doctor.numerical_noise import Noise
 
 
 @dataclass(frozen=True)
-class Parted:
+class FirstDifference:
     """Store the first difference between a text and plain decoding's.
 
     Attributes:
@@ -34,7 +34,7 @@ class Parted:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedCase:
     """Store the comparison of one case's texts with plain decoding's.
 
     Attributes:
@@ -49,12 +49,12 @@ class Compared:
     case: str
     texts: int
     tokens: int
-    parted: tuple[Parted, ...]
+    parted: tuple[FirstDifference, ...]
     shift: float
 
 
 @dataclass(frozen=True)
-class Frequencies:
+class FrequencyTest:
     """Store one χ² test of whether tokens are as frequent as in plain sampling.
 
     Attributes:
@@ -108,8 +108,8 @@ class Report:
     allowed: float
     level: float
     findings: tuple[Finding, ...]
-    compared: tuple[Compared, ...]
-    frequencies: tuple[Frequencies, ...]
+    compared: tuple[ComparedCase, ...]
+    frequencies: tuple[FrequencyTest, ...]
     lossy: tuple[str, ...]
 
     @property
@@ -123,7 +123,7 @@ class Report:
         return bool(self.compared) or any(f.exact for f in self.frequencies)
 
     @property
-    def parted(self) -> tuple[tuple[str, Parted], ...]:
+    def parted(self) -> tuple[tuple[str, FirstDifference], ...]:
         """Return the first difference of every text that differs, with the name of its case."""
         return tuple((c.case, p) for c in self.compared for p in c.parted)
 
@@ -146,14 +146,14 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in the form for JSON; numbers that are not finite become None."""
-        return finite(self) | {"lossless": self.lossless, "summary": self.summary}
+        return nan_to_null(self) | {"lossless": self.lossless, "summary": self.summary}
 
 
-def plain(dtype: torch.dtype, found: Noise) -> Finding:
+def compare_plain(dtype: torch.dtype, found: Noise) -> Finding:
     """Return the finding on the difference between plain decoding and the stock model."""
-    limit = APART.get(dtype, HALF)
+    limit = PROBABILITY_NOISE.get(dtype, HALF)
     text = f"its probabilities and those of one pass of the stock model over the text differ by at most {found.p:.1g}"
-    verdict: Said = "ok" if found.p <= limit else "bad" if dtype in APART else "warn"
+    verdict: Said = "ok" if found.p <= limit else "bad" if dtype in PROBABILITY_NOISE else "warn"
     return Finding(
         "plain decoding",
         found.p,
@@ -162,13 +162,13 @@ def plain(dtype: torch.dtype, found: Noise) -> Finding:
     )
 
 
-def noisy(found: Noise, allowed: float) -> Finding:
+def noise_finding(found: Noise, allowed: float) -> Finding:
     """Return the finding on how much logits depend on the number of tokens in a pass."""
     text = f"passes of different width move logits by up to {found.logits:.1g}; differences up to {allowed:.1g} count as that"
     return Finding("noise", found.logits, "ok", text)
 
 
-def texts(found: Compared, allowed: float) -> Finding:
+def text_verdict(found: ComparedCase, allowed: float) -> Finding:
     """Return the finding on the comparison of a case's texts; `allowed` is the largest noise."""
     same = f"{found.texts - len(found.parted)}/{found.texts}"
     wrong = [p for p in found.parted if not p.margin <= allowed]
@@ -186,7 +186,9 @@ def texts(found: Compared, allowed: float) -> Finding:
     return Finding(found.case, same, "warn", told)
 
 
-def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: Noise) -> Finding:
+def frequency_verdict(
+    case: Case, tests: Sequence[FrequencyTest], level: float, found: Noise
+) -> Finding:
     """Return the finding on a case that was tested by the frequencies of tokens."""
     if case.rule.lossy:
         return _lossy(case, tests)
@@ -219,7 +221,7 @@ def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: N
     )
 
 
-def _lossy(case: Case, tests: Sequence[Frequencies]) -> Finding:
+def _lossy(case: Case, tests: Sequence[FrequencyTest]) -> Finding:
     """Return the finding on a case whose acceptor guarantees nothing."""
     far = max(tests, key=lambda t: t.distance - t.chance)
     verb = "is" if far.look == 1 else "are"

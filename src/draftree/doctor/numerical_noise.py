@@ -13,30 +13,30 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.engine import Engine, run, usual
 from draftree.evaluation.target_trace import Recording, Text
 from draftree.loop import plain
 from draftree.models.kv_cache import SlotCache
 from draftree.request import Emitted, Request, Scores
-from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.keyed_noise import Keyed, RandomSource
 from draftree.sampling.params import Sampling
-from draftree.target.target import Needs, Target
-from draftree.tree import Floats, Ints, Tree, Verdict
+from draftree.target.target import HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Floats, Ints, Tree
 
-FACTOR = 4
+NOISE_FACTOR = 4
 """Factor of the measured noise up to which a difference of logits counts as noise."""
-LIKELIEST = 64
+COMPARED_LOGITS = 64
 """Number of likeliest tokens at each position whose logits are compared."""
-LOOK = 2
+COUNTED_TOKENS = 2
 """Number of tokens after a root that are drawn and counted together."""
-ROOM = 8
+EXTRA_TOKENS = 8
 """Number of new tokens allowed beyond these, so that trees are as deep as in the middle of a
 text."""
-OPEN = 1.5
+BEST_ENTROPY = 1.5
 """Best entropy in nats of the token after a root: the token is neither certain nor different in
 every trial."""
-NARROW = 24
+NARROW_TOKENS = 24
 """Number of tokens of each text that the target reads one by one to measure its numerical noise."""
 
 
@@ -48,7 +48,7 @@ class Noise:
     errors.
 
     Attributes:
-        logits: largest difference of logits; see `shifts`.
+        logits: largest difference of logits; see `logit_shift`.
         p: largest difference of a token's probability.
         tv: largest total variation distance between two distributions of the next token.
         scale: largest absolute value of a position's largest logit.
@@ -66,7 +66,7 @@ class Noise:
 
     def allowed(self, dtype: torch.dtype) -> float:
         """Return the largest difference of logits that noise or rounding to `dtype` explains."""
-        return FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
+        return NOISE_FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Root:
         text: number of the prompt.
         before: token ids before the root, beginning with those of the prompt.
         token: token id of the root.
-        distance: distance of the next token's entropy from `OPEN`, in nats.
+        distance: distance of the next token's entropy from `BEST_ENTROPY`, in nats.
     """
 
     text: int
@@ -86,7 +86,7 @@ class Root:
     distance: float
 
 
-class Heard:
+class OutputRecorder:
     """Collect the tokens of one text, and the logits from which each was chosen."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Heard:
         return torch.stack([s.raw for s in self.scores[:count]])
 
 
-class Rooted(Chance):
+class ForcedFirstToken(RandomSource):
     """Draw with the keyed noise, but choose a given token as the first one of each text.
 
     All sequences then draw tokens after the same root.
@@ -114,7 +114,7 @@ class Rooted(Chance):
         root: token id of the root.
     """
 
-    def __init__(self, rows: Rows, root: int) -> None:
+    def __init__(self, rows: SequenceBatch, root: int) -> None:
         self._rows, self._root = rows, root
 
     @override
@@ -134,10 +134,10 @@ class Rooted(Chance):
         return self._rows.noise.bernoulli(p, row, depth, index)
 
 
-def plainly(
+def sample_plain(
     target: Target, root: Root, sampling: Sampling, batches: Iterable[range]
 ) -> list[tuple[int, ...]]:
-    """Return the `LOOK` tokens that plain decoding generates after a root, for each trial.
+    """Return the `COUNTED_TOKENS` tokens that plain decoding generates after a root, for each trial.
 
     `batches` are the numbers of the trials.
     """
@@ -145,49 +145,55 @@ def plainly(
     cache: SlotCache | None = None
     for numbers in batches:
         if cache is None or cache.rows != len(numbers) or not target.reuses_prefixes:
-            cache = target.new_cache(len(numbers), len(root.before) + LOOK + 1)
+            cache = target.new_cache(len(numbers), len(root.before) + COUNTED_TOKENS + 1)
         cache.truncate(np.full(cache.rows, len(root.before)))
-        prompt, rows = [*root.before, root.token], Rows(cache)
-        requests = [Request(prompt, LOOK, target.eos, n, sampling=sampling) for n in numbers]
+        prompt, rows = [*root.before, root.token], SequenceBatch(cache)
+        requests = [
+            Request(prompt, COUNTED_TOKENS, target.eos, n, sampling=sampling) for n in numbers
+        ]
         run(plain(target, usual(sampling.greedy), rows, requests), rows)
         found += map(tuple, rows.written)
     return found
 
 
-def speculated(
+def sample_speculative(
     engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]
 ) -> list[tuple[int, ...]]:
-    """Return the `LOOK` tokens that an engine with drafts generates after a root, by trial."""
+    """Return the `COUNTED_TOKENS` tokens that an engine with drafts generates after a root, by trial."""
     found: list[tuple[int, ...]] = []
-    enough = len(root.before) + 1 + LOOK
+    enough = len(root.before) + 1 + COUNTED_TOKENS
     engine.forget()
     for numbers in batches:
         wanted = Request(
             root.before,
-            1 + LOOK + ROOM,
+            1 + COUNTED_TOKENS + EXTRA_TOKENS,
             engine.eos,
             criteria=(lambda ids, _: ids.shape[1] >= enough,),
         )
         numbered = [replace(wanted, number=n) for n in numbers]
-        rows, steps = engine.begin(numbered, sampling, source=lambda rows: Rooted(rows, root.token))
+        rows, steps = engine.begin(
+            numbered, sampling, source=lambda rows: ForcedFirstToken(rows, root.token)
+        )
         run(steps, rows)
         found += (tuple(w[1:]) for w in rows.written)
     return found
 
 
-def shifts(a: Tensor, b: Tensor) -> float:
+def logit_shift(a: Tensor, b: Tensor) -> float:
     """Return the largest difference between two sets of logits [n, V].
 
-    At each position, only the `LIKELIEST` tokens of `a` are compared, and logits are taken relative
+    At each position, only the `COMPARED_LOGITS` tokens of `a` are compared, and logits are taken relative
     to that of the likeliest token.
     """
-    best = a.topk(min(LIKELIEST, a.shape[-1]), dim=-1).indices
+    best = a.topk(min(COMPARED_LOGITS, a.shape[-1]), dim=-1).indices
     moved = b.gather(-1, best).cpu().double() - a.gather(-1, best).cpu().double()
     apart = (moved - moved[:, :1]).abs()
     return float(apart.masked_fill(apart.isnan(), 0).max())  # tokens that are at −∞ in both
 
 
-def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) -> float:
+def margin_at_difference(
+    base: OutputRecorder, ours: OutputRecorder, at: int, sampling: Sampling, noise: Keyed
+) -> float:
     """Return plain decoding's logit margin at the first token at which two texts differ.
 
     It is the difference between the logits of plain decoding's own token and of the other one, at
@@ -211,7 +217,7 @@ def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) 
 
 
 @torch.inference_mode()
-def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
+def measure_noise(target: Target, prompt: Sequence[int], base: OutputRecorder) -> Noise:
     """Measure the differences between plain decoding and one pass of the stock model.
 
     The stock model reads the whole text. If its rotary frequencies change with the length of the
@@ -229,23 +235,25 @@ def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
     p, q = (torch.softmax(x.cpu().double(), dim=-1) for x in (narrow, wide))
     apart = (p - q).abs()
     scale = float(narrow.max(dim=-1).values.abs().max())
-    return Noise(shifts(narrow, wide), float(apart.max()), float(apart.sum(-1).max() / 2), scale)
+    return Noise(
+        logit_shift(narrow, wide), float(apart.max()), float(apart.sum(-1).max() / 2), scale
+    )
 
 
-def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
-    """Return the position in a text after which the next token's entropy is nearest to `OPEN`.
+def most_uncertain_root(text: int, prompt: list[int], base: OutputRecorder) -> Root | None:
+    """Return the position in a text after which the next token's entropy is nearest to `BEST_ENTROPY`.
 
     The result is None for a text of fewer than 2 tokens.
     """
     if len(base.tokens) < 2:
         return None
     p = torch.softmax(base.raw(len(base.tokens))[1:].cpu().double(), dim=-1)
-    away = (torch.special.entr(p).sum(-1) - OPEN).abs()
+    away = (torch.special.entr(p).sum(-1) - BEST_ENTROPY).abs()
     at = int(away.argmin())
     return Root(text, [*prompt, *base.tokens[:at]], base.tokens[at], float(away[at]))
 
 
-def distances(a: Floats, b: Floats) -> tuple[float, float]:
+def frequency_distance(a: Floats, b: Floats) -> tuple[float, float]:
     """Return the total variation distance between two samples, and its expectation.
 
     The expectation is computed for two samples from the same distribution.
@@ -270,22 +278,22 @@ def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, 
     """
     record = Recording.of(target, texts)
     cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
-    target.prefill(cache, [t.tokens[: t.start] for t in texts], Needs())
+    target.prefill(cache, [t.tokens[: t.start] for t in texts], HiddenStateSpec())
     changes, margins = [], []
-    for i in range(NARROW):
+    for i in range(NARROW_TOKENS):
         live = np.array([r for r, t in enumerate(texts) if t.start + i < len(t.tokens)], np.int64)
         if not live.size:
             break
         positions = np.array([texts[r].start + i for r in live])
-        tree = Tree.planted(
+        tree = Tree.from_roots(
             live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)])
         )
-        top = target.verify(cache, tree, Needs()).logits.topk(2)
+        top = target.verify(cache, tree, HiddenStateSpec()).logits.topk(2)
         wide = record.after(live, positions).gather(-1, top.indices).cpu().double()
         values = top.values.cpu().double()
         margin = values[:, 0] - values[:, 1]
         margins.append(margin.numpy())
         changes.append((margin - (wide[:, 0] - wide[:, 1])).abs().numpy())
         nothing: tuple[Ints, ...] = (np.zeros(0, np.int64),) * len(live)
-        target.commit(cache, tree, Verdict(nothing, tree.tokens))
+        target.commit(cache, tree, AcceptResult(nothing, tree.tokens))
     return np.concatenate(changes), np.concatenate(margins)

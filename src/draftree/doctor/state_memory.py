@@ -6,7 +6,7 @@ import numpy as np
 
 from draftree.doctor.finding import Finding
 from draftree.models.recurrent import state_cache
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import Tree
 
 
@@ -18,8 +18,8 @@ def state_findings(target: Target) -> Iterator[Finding]:
     cache = target.new_cache(1, 8)
     if cache.states is None:
         return
-    target.prefill(cache, [np.array([1, 2])], Needs())
-    target.verify(cache, Tree.planted(np.zeros(1, np.int64), np.array([3])), Needs())
+    target.prefill(cache, [np.array([1, 2])], HiddenStateSpec())
+    target.verify(cache, Tree.from_roots(np.zeros(1, np.int64), np.array([3])), HiddenStateSpec())
     state, stash = cache.states.bytes_of_row, cache.states.bytes_of_slot
     bound = (
         f"at most {state_cache.SNAPSHOTS} a row, and {state_cache.BYTES / 2**20:,.0f} MiB for all"

@@ -21,8 +21,17 @@ from draftree.kernels.merge_candidates import judged, judgements, merge
 from draftree.models.kv_cache import SlotCache
 from draftree.online_logistic import Logistic
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Probes, Taps, Target
-from draftree.tree import Below, Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target
+from draftree.tree import (
+    AcceptResult,
+    Bools,
+    Candidates,
+    Draw,
+    Floats,
+    Ints,
+    SubtreeCandidates,
+    Tree,
+)
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
 """Initial weights of `Find.x` for the log-odds of a retrieval hit's acceptance, with a guide.
@@ -71,7 +80,7 @@ class Fused(Method):
 
 
 @dataclass(frozen=True)
-class Trust:
+class HitRate:
     """Estimates of how often one part's candidates are accepted in a sequence.
 
     They are conditional on the acceptance of the parent.
@@ -128,12 +137,12 @@ class Fusing:
     """
 
     parts: tuple[Any, ...]
-    trust: tuple[tuple[Trust, ...], ...]
+    trust: tuple[tuple[HitRate, ...], ...]
     finds: tuple[Find, ...] = ()
     searched: tuple[Mapping[int, int], Mapping[int, Candidates]] = ({}, {})
 
     @property
-    def together(self) -> tuple[Trust, ...]:
+    def together(self) -> tuple[HitRate, ...]:
         """Return the trust in each part [P], averaged over all sequences."""
         return tuple(_together(rows) for rows in zip(*self.trust, strict=True))
 
@@ -166,13 +175,13 @@ class FusedDrafter(Drafter[Fusing]):
             )
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> HiddenStateSpec:
         every = [part.needs for part in self.parts]
         hidden, kv = (
             (layer for needs in every for layer in needs.hidden),
             (layer for needs in every for layer in needs.kv),
         )
-        return Needs(
+        return HiddenStateSpec(
             tuple(dict.fromkeys(hidden)),
             tuple(dict.fromkeys(kv)),
             max(needs.top for needs in every),
@@ -186,12 +195,12 @@ class FusedDrafter(Drafter[Fusing]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Fusing | None = None,
         rows: Ints | None = None,
     ) -> Fusing:
         before = (None,) * len(self.parts) if state is None else state.parts
-        known = (Trust(),) * len(self.parts) if state is None else state.together
+        known = (HitRate(),) * len(self.parts) if state is None else state.together
         inner = [
             part.start(prompts, roots, own(part, taps), s, rows)
             for part, s in zip(self.parts, before, strict=True)
@@ -223,7 +232,7 @@ class FusedDrafter(Drafter[Fusing]):
 
     def below(
         self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
-    ) -> tuple[Below | None, Fusing]:
+    ) -> tuple[SubtreeCandidates | None, Fusing]:
         """Return the candidates of the searching part, if exactly one part searches; else None.
 
         They are valued in the same way as in `find`.
@@ -318,7 +327,9 @@ class FusedDrafter(Drafter[Fusing]):
                 )
         return found
 
-    def commit(self, state: Fusing, tree: Tree, verdict: Verdict, taps: Taps) -> Fusing:
+    def commit(
+        self, state: Fusing, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Fusing:
         inner = [
             part.commit(s, tree, verdict, own(part, taps))
             for part, s in zip(self.parts, state.parts, strict=True)
@@ -334,10 +345,10 @@ class FusedDrafter(Drafter[Fusing]):
             )
         return Fusing(tuple(inner), tuple(trust))
 
-    def caught_up(self, state: Fusing) -> Fusing:
+    def flush(self, state: Fusing) -> Fusing:
         return replace(
             state,
-            parts=tuple(part.caught_up(s) for part, s in zip(self.parts, state.parts, strict=True)),
+            parts=tuple(part.flush(s) for part, s in zip(self.parts, state.parts, strict=True)),
         )
 
     def truncate(self, state: Fusing, lengths: Ints, rows: Ints | None = None) -> Fusing:
@@ -366,7 +377,7 @@ class FusedDrafter(Drafter[Fusing]):
         )
 
 
-def own(part: Drafter[Any], taps: Taps) -> Taps:
+def own(part: Drafter[Any], taps: HiddenStates) -> HiddenStates:
     """Return the hidden states that a part needs; a part that needs none may get all of them."""
     wanted = part.needs.hidden
     if not wanted or len(wanted) == len(taps.hidden):
@@ -375,7 +386,7 @@ def own(part: Drafter[Any], taps: Taps) -> Taps:
 
 
 def _find(
-    part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[Trust]
+    part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[HitRate]
 ) -> Find:
     """Return a part's candidates with their estimated acceptance.
 
@@ -443,7 +454,7 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
     return replace(guide, tokens=tokens, log_q=values, sources=sources, source=0, draw=Draw.POINT)
 
 
-def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:
+def _learnt(trust: HitRate, finds: Sequence[Find], kept: Ints, nexts: Ints) -> HitRate:
     """Return the trust in a part after a step of its sequence.
 
     Args:
@@ -469,10 +480,10 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
             several[0] if len(several) == 1 else map(np.concatenate, zip(*several, strict=True))
         )
         beside, alone = (beside.learn(x, true), alone) if guided else (beside, alone.learn(x, true))
-    return Trust(beside, alone, recent)
+    return HitRate(beside, alone, recent)
 
 
-def _together(rows: Sequence[Trust]) -> Trust:
+def _together(rows: Sequence[HitRate]) -> HitRate:
     """Return the average over sequences of the trust in one part.
 
     Each sequence's weights count in proportion to the sequence's information matrix.
@@ -480,7 +491,7 @@ def _together(rows: Sequence[Trust]) -> Trust:
     if len(rows) == 1:
         return rows[0]
     beside, alone = (_mean([getattr(row, name) for row in rows]) for name in ("beside", "alone"))
-    return Trust(beside, alone, float(np.mean([row.recent for row in rows])))
+    return HitRate(beside, alone, float(np.mean([row.recent for row in rows])))
 
 
 def _mean(several: Sequence[Logistic]) -> Logistic:

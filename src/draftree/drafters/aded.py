@@ -17,8 +17,8 @@ from draftree.drafters.retrieval.ngram_table import Grams, width_of
 from draftree.errors import UnknownName, UserError
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Taps, Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, Target
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.validated_dataclass import knob, read
 
 TOP = 12
@@ -170,7 +170,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: ADEDState | None = None,
         rows: Ints | None = None,
     ) -> ADEDState:
@@ -221,7 +221,9 @@ class ADEDDrafter(Drafter[ADEDState]):
         return Candidates(tokens, log_q), state
 
     @override
-    def commit(self, state: ADEDState, tree: Tree, verdict: Verdict, taps: Taps) -> ADEDState:
+    def commit(
+        self, state: ADEDState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> ADEDState:
         rows = list(state.rows)
         # The text already contains the root; the bonus token is the next root.
         for root in range(tree.roots):

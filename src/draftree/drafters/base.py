@@ -35,9 +35,9 @@ from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import DTypeName
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.device_tree import Layers
-from draftree.target.target import Needs, Probes, Taps, Target, named
-from draftree.tree import Below, Candidates, Ints, Tree, Verdict
-from draftree.utils.files import understood
+from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target, named
+from draftree.tree import AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
+from draftree.utils.files import as_user_error
 from draftree.utils.validated_dataclass import Knobs, Part, knob, real, several
 
 State = TypeVar("State")
@@ -76,9 +76,9 @@ class Drafter(ABC, Generic[State]):
     sends_probes: bool = False
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> HiddenStateSpec:
         """Return the internals of the target that the drafter reads; by default none."""
-        return Needs()
+        return HiddenStateSpec()
 
     @property
     def replayable(self) -> bool:
@@ -112,7 +112,7 @@ class Drafter(ABC, Generic[State]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: State | None = None,
         rows: Ints | None = None,
     ) -> State:
@@ -149,7 +149,7 @@ class Drafter(ABC, Generic[State]):
 
     def below(
         self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
-    ) -> tuple[Below | None, State]:
+    ) -> tuple[SubtreeCandidates | None, State]:
         """Return the retrieval hits of all layers below the frontier [F] at once.
 
         Return None if the drafter supports only requests for one layer at a time.
@@ -186,7 +186,7 @@ class Drafter(ABC, Generic[State]):
         return None
 
     @abstractmethod
-    def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:
+    def commit(self, state: State, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> State:
         """Return the state after a verification.
 
         Args:
@@ -197,7 +197,7 @@ class Drafter(ABC, Generic[State]):
                 target's cache has already been compacted. `taps.top` covers all nodes.
         """
 
-    def caught_up(self, state: State) -> State:
+    def flush(self, state: State) -> State:
         """Run the work that `start` and `commit` have postponed, and return the new state.
 
         `expand` calls this method first. By default no work is postponed. A drafter may postpone
@@ -392,13 +392,13 @@ class Trainable(Drafter[State]):
         """
         return ""
 
-    def study(self, counts: Ints) -> None:
+    def fit_vocabulary(self, counts: Ints) -> None:
         """Read the number of occurrences [V] of each token as a label, before training.
 
         By default nothing is done.
         """
 
-    def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
+    def resolve_auto(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         """Choose the values of options that depend on a measurement of the target.
 
         It runs before training. By default there are no such options.
@@ -431,7 +431,7 @@ class Trainable(Drafter[State]):
 
     @property
     def settled(self) -> "TrainableMethod":
-        """Return the options, with the values that `settle` has chosen.
+        """Return the options, with the values that `resolve_auto` has chosen.
 
         The checkpoint stores them.
         """
@@ -617,7 +617,7 @@ class TrainableMethod(Method):
         """
         stored = Checkpoint.at(shipped(self.kind(), self.checkpoint, target))
         stored.check_method(self.kind())
-        with understood(f"the drafter in '{stored.folder}' cannot be used"):
+        with as_user_error(f"the drafter in '{stored.folder}' cannot be used"):
             hints = get_type_hints(type(self))
             fixed = stored.knobs({name: hints[name] for name in self.fixed})
             drafter = replace(self, checkpoint=str(stored.folder), **fixed).read(stored, target)

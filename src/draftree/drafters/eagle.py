@@ -36,8 +36,8 @@ from draftree.drafters.neural.losses import before, said, soft_cross_entropy
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING
-from draftree.target.target import LAST, Needs, Target
-from draftree.tree import Drafted, Ints
+from draftree.target.target import LAST, HiddenStateSpec, Target
+from draftree.tree import DraftVocab, Ints
 from draftree.utils.validated_dataclass import knob
 
 
@@ -174,7 +174,7 @@ class EAGLENet(PairNet):
 
     @property
     @override
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         return self.head.drafted
 
 
@@ -184,11 +184,11 @@ class EAGLEDrafter(PairDrafter):
 
     knobs: EAGLE
     model: EAGLENet
-    needs = Needs(hidden=(LAST,))
+    needs = HiddenStateSpec(hidden=(LAST,))
 
     @override
-    def study(self, counts: Ints) -> None:
-        self.model.head.study(counts)
+    def fit_vocabulary(self, counts: Ints) -> None:
+        self.model.head.fit_vocabulary(counts)
 
     @override
     def loss(self, batch: Batch) -> Tensor:

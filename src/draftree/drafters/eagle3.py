@@ -46,8 +46,8 @@ from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
 from draftree.models.fused_modules import run_native, usable
 from draftree.models.native_layers import PreparedLayer, finish_layer
-from draftree.target.target import Needs, Target
-from draftree.tree import Drafted, Ints
+from draftree.target.target import HiddenStateSpec, Target
+from draftree.tree import DraftVocab, Ints
 from draftree.utils.validated_dataclass import Presets, knob
 
 DEFAULT_LAYERS = (2, None, None)
@@ -278,7 +278,7 @@ class FusingNet(PairNet):
 
     @property
     @override
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         return drafted(self.d2t, self._target)
 
     def find_candidates(self, rank: int, count: int) -> None:
@@ -417,8 +417,8 @@ class EAGLE3Drafter(PairDrafter):
 
     @property
     @override
-    def needs(self) -> Needs:
-        return Needs(hidden=self.model.reads)
+    def needs(self) -> HiddenStateSpec:
+        return HiddenStateSpec(hidden=self.model.reads)
 
     @override
     def use_kernels(self, target: Target) -> None:
@@ -427,7 +427,7 @@ class EAGLE3Drafter(PairDrafter):
         super().use_kernels(target)
 
     @override
-    def study(self, counts: Ints) -> None:
+    def fit_vocabulary(self, counts: Ints) -> None:
         if self.model.d2t is not None:
             self.model.choose(frequent(counts, len(self.model.d2t)))
 

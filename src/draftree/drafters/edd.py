@@ -35,8 +35,8 @@ from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.decoder import Decoder
 from draftree.target.attention_strength import AUTO, Attending, attending
-from draftree.target.target import Needs, Taps, Target
-from draftree.tree import Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Ints, Tree
 from draftree.utils.hardware import to_device
 from draftree.utils.validated_dataclass import Presets, knob
 
@@ -168,12 +168,12 @@ class EDDDrafter(OneLayerDrafter):
 
     @property
     @override
-    def needs(self) -> Needs:
+    def needs(self) -> HiddenStateSpec:
         if self._layer == AUTO:
             raise UserError(
                 "edd: hidden_layer is 'auto', allowed is a number outside of training, which settles it"
             )
-        return Needs(hidden=(self._layer,))
+        return HiddenStateSpec(hidden=(self._layer,))
 
     @override
     def use_kernels(self, target: Target) -> None:
@@ -184,7 +184,7 @@ class EDDDrafter(OneLayerDrafter):
             self.find_candidates(self.knobs.head_rank, self.knobs.head_candidates)
 
     @override
-    def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
+    def resolve_auto(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         if self.knobs.hidden_layer != AUTO:
             return {}
         self._layer = EDD.living(attending(self._target.decoder, texts))
@@ -209,7 +209,7 @@ class EDDDrafter(OneLayerDrafter):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Decoding | None = None,
         rows: Ints | None = None,
     ) -> Decoding:
@@ -218,7 +218,9 @@ class EDDDrafter(OneLayerDrafter):
         )
         return replace(state, unread=(*state.unread, taps))
 
-    def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
+    def commit(
+        self, state: Decoding, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Decoding:
         """Replace the drafted nodes in the cache by the true hidden states of the accepted tokens.
 
         The hidden states are read when the drafter drafts again.
@@ -226,15 +228,15 @@ class EDDDrafter(OneLayerDrafter):
         return replace(Decoding.empty(state.cache), unread=(*state.unread, taps))
 
     @override
-    def caught_up(self, state: Decoding) -> Decoding:
+    def flush(self, state: Decoding) -> Decoding:
         return (
-            replace(self._encode(state, Taps.joined(state.unread)), unread=())
+            replace(self._encode(state, HiddenStates.joined(state.unread)), unread=())
             if state.unread
             else state
         )
 
     @torch.inference_mode()
-    def _encode(self, state: Decoding, taps: Taps) -> Decoding:
+    def _encode(self, state: Decoding, taps: HiddenStates) -> Decoding:
         """Cache the keys and values of the hidden states [T, D] of newly committed tokens."""
         (layer,) = self.needs.hidden
         soft = taps.hidden[layer].to(self.decoder.dtype)

@@ -44,8 +44,8 @@ from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.attention_strength import AUTO, Attending, attending
-from draftree.target.target import CHUNK, Needs, Taps, Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.target.target import CHUNK, HiddenStates, HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.files import Entries
 from draftree.utils.validated_dataclass import Presets, knob
 
@@ -305,12 +305,12 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
 
     @property
     @override
-    def needs(self) -> Needs:
+    def needs(self) -> HiddenStateSpec:
         if self._layers and self._settled.kv_layer == AUTO:
             raise UserError(
                 "glide: kv_layer is 'auto', allowed is a number outside of training, which settles it"
             )
-        return Needs(kv=self._layers)
+        return HiddenStateSpec(kv=self._layers)
 
     @property
     @override
@@ -322,7 +322,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         )
 
     @override
-    def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
+    def resolve_auto(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         if not self._layers or self.knobs.kv_layer != AUTO:
             return {}
         layer, shapes = (
@@ -351,7 +351,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Glimpsing | None = None,
         rows: Ints | None = None,
     ) -> Glimpsing:
@@ -441,7 +441,9 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
 
     @torch.inference_mode()
     @override
-    def commit(self, state: Glimpsing, tree: Tree, verdict: Verdict, taps: Taps) -> Glimpsing:
+    def commit(
+        self, state: Glimpsing, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Glimpsing:
         official, roots = self.knobs.variant == "official", state.roots
         own = keep_path(state.own, tree, verdict, again=official)
         limits = [

@@ -45,8 +45,8 @@ from draftree.models.graph_capture import Given
 from draftree.models.kv_cache import LayerShape, SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.device_tree import Nodes
-from draftree.target.target import CHUNK, LAST, Taps, Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.target.target import CHUNK, LAST, HiddenStates, Target
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.hardware import to_device
 from draftree.utils.validated_dataclass import knob
 
@@ -305,7 +305,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Prefixed | None = None,
         rows: Ints | None = None,
     ) -> Prefixed:
@@ -328,7 +328,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
             hidden.reserve(slots)
         return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width))
 
-    def _remember(self, state: Prefixed, taps: Taps) -> Prefixed:
+    def _remember(self, state: Prefixed, taps: HiddenStates) -> Prefixed:
         """Store the hidden states [T, D] of newly committed tokens, and return the new state.
 
         The prefix layer, if there is one, reads them later.
@@ -436,7 +436,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return offered(logits, self.knobs.heads, k, drawing, rows, depths, self.drafted), state
 
     @torch.inference_mode()
-    def commit(self, state: Prefixed, tree: Tree, verdict: Verdict, taps: Taps) -> Prefixed:
+    def commit(
+        self, state: Prefixed, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Prefixed:
         """Store the hidden states of the accepted tokens.
 
         The prefix layer reads them only when the sequence is drafted for again.

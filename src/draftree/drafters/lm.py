@@ -15,7 +15,7 @@ from draftree.drafters.neural.transformer_drafter import LanguageModelDrafter
 from draftree.errors import UserError
 from draftree.models.decoder import one_layer
 from draftree.target.target import Target
-from draftree.tree import Drafted
+from draftree.tree import DraftVocab
 
 
 @final
@@ -89,7 +89,7 @@ class LMDrafter(LanguageModelDrafter):
 
     @property
     @override
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         return None if self._shared is None else self._shared.drafted
 
     @property

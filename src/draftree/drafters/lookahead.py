@@ -22,8 +22,8 @@ from draftree.drafters.retrieval.text_drafter import ragged
 from draftree.errors import UserError
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Probes, Taps, Target
-from draftree.tree import Bools, Candidates, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, Probes, Target
+from draftree.tree import AcceptResult, Bools, Candidates, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
 Gram = tuple[int, ...]
@@ -144,7 +144,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Lookaheads | None = None,
         rows: Ints | None = None,
     ) -> Lookaheads:
@@ -215,7 +215,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return {r: places(tuple(map(len, window))) for r, window in windows.items() if window}
 
     @override
-    def commit(self, state: Lookaheads, tree: Tree, verdict: Verdict, taps: Taps) -> Lookaheads:
+    def commit(
+        self, state: Lookaheads, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Lookaheads:
         rows, next_level = list(state.rows), self._next_level(state, taps.probe_logits)
         for root, bonus in enumerate(verdict.bonus.tolist()):
             r = int(tree.row[root])

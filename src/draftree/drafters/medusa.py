@@ -48,8 +48,8 @@ from draftree.models.graph_capture import Given
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.device_tree import Nodes
-from draftree.target.target import LAST, Taps, Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.target.target import LAST, HiddenStates, Target
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
 
@@ -179,7 +179,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Heads | None = None,
         rows: Ints | None = None,
     ) -> Heads:
@@ -245,7 +245,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         )
 
     @override
-    def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
+    def commit(self, state: Heads, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Heads:
         return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))
 
     @override

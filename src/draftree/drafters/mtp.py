@@ -33,8 +33,8 @@ from draftree.errors import UserError
 from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
 from draftree.models.decoder import Decoder, one_layer
 from draftree.models.hf_runner import UNNORMED
-from draftree.target.target import LAST, Needs, Target
-from draftree.tree import Drafted, Ints
+from draftree.target.target import LAST, HiddenStateSpec, Target
+from draftree.tree import DraftVocab, Ints
 from draftree.utils.validated_dataclass import knob
 
 PROJECTION = re.compile(r"(?P<begin>.*\.layers\.\d+\.)eh_proj\.weight$")
@@ -260,7 +260,7 @@ def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
         opening = np.array(target.tokenizer(OPENING)["input_ids"], np.int64)
         text = opening if opening.size else text
     cache = target.new_cache(1, len(text) + WRITTEN)
-    needs = Needs(hidden=(LAST, UNNORMED))
+    needs = HiddenStateSpec(hidden=(LAST, UNNORMED))
     begin = len(text)
     hidden: dict[int, list[Tensor]] = {layer: [] for layer in needs.hidden}
     for _ in range(WRITTEN):
@@ -400,7 +400,7 @@ class MTPNet(PairNet):
 
     @property
     @override
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         return self.head.drafted
 
 
@@ -488,12 +488,12 @@ class MTPDrafter(PairDrafter):
 
     @property
     @override
-    def needs(self) -> Needs:
-        return Needs(hidden=(self.model.tap,))
+    def needs(self) -> HiddenStateSpec:
+        return HiddenStateSpec(hidden=(self.model.tap,))
 
     @override
-    def study(self, counts: Ints) -> None:
-        self.model.head.study(counts)
+    def fit_vocabulary(self, counts: Ints) -> None:
+        self.model.head.fit_vocabulary(counts)
 
     @override
     def loss(self, batch: Batch) -> Tensor:

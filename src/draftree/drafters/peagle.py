@@ -41,7 +41,7 @@ from draftree.formats import speculators
 from draftree.formats.checkpoint import CONFIG, Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import Candidates, Ints, Tree
 from draftree.utils.files import Entries
 from draftree.utils.validated_dataclass import knob
@@ -243,8 +243,8 @@ class PEAGLEDrafter(PairReader):
 
     @property
     @override
-    def needs(self) -> Needs:
-        return Needs(hidden=self.model.reads)
+    def needs(self) -> HiddenStateSpec:
+        return HiddenStateSpec(hidden=self.model.reads)
 
     @property
     @override
@@ -252,7 +252,7 @@ class PEAGLEDrafter(PairReader):
         return replace(self.knobs, mask=self.model.mask)
 
     @override
-    def study(self, counts: Ints) -> None:
+    def fit_vocabulary(self, counts: Ints) -> None:
         if self.model.d2t is not None:
             self.model.choose(frequent(counts, len(self.model.d2t)))
         if not self._stored.tensors and self.knobs.mask is None:
@@ -283,7 +283,7 @@ class PEAGLEDrafter(PairReader):
         There are no candidates below the last slot.
         """
         if self.passes(state, tree, frontier):
-            state = self._slots(self.caught_up(state), tree)
+            state = self._slots(self.flush(state), tree)
         nodes, which = by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
         depths, rows = tree.depth[nodes], tree.row[nodes]
         outputs = (

@@ -11,8 +11,8 @@ from draftree.drafters.base import Drafter, Method, picked
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended, ragged
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Taps, Target
-from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, Target
+from draftree.tree import AcceptResult, Candidates, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
 NONE = -1
@@ -71,7 +71,7 @@ class PLDDrafter(Drafter[Texts]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Texts | None = None,
         rows: Ints | None = None,
     ) -> Texts:
@@ -118,7 +118,7 @@ class PLDDrafter(Drafter[Texts]):
         return known[node]
 
     @override
-    def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
+    def commit(self, state: Texts, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Texts:
         return extended(state, tree, verdict)
 
     @override

@@ -27,9 +27,9 @@ from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extend
 from draftree.errors import UnknownName, UserError
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Taps, Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
-from draftree.utils.files import understood
+from draftree.target.target import HiddenStates, Target
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
+from draftree.utils.files import as_user_error
 from draftree.utils.validated_dataclass import knob
 
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
@@ -161,7 +161,7 @@ class RESTDrafter(Drafter[Retrieval]):
             grow(self._behind(corpus, (0, 0, 1)), 1)
         self.expand(
             Retrieval((np.zeros(1, np.int64),)),
-            Tree.planted(*np.zeros((2, 1), np.int64)),
+            Tree.from_roots(*np.zeros((2, 1), np.int64)),
             np.arange(1),
             1,
             Drawing(),
@@ -178,7 +178,7 @@ class RESTDrafter(Drafter[Retrieval]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Retrieval | None = None,
         rows: Ints | None = None,
     ) -> Retrieval:
@@ -231,7 +231,9 @@ class RESTDrafter(Drafter[Retrieval]):
         )
 
     @override
-    def commit(self, state: Retrieval, tree: Tree, verdict: Verdict, taps: Taps) -> Retrieval:
+    def commit(
+        self, state: Retrieval, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Retrieval:
         return Retrieval(extended(state.texts, tree, verdict))
 
     @override
@@ -285,7 +287,7 @@ def mapped(path: Path) -> Any:
     Raises:
         UserError: the file is missing or broken.
     """
-    with understood(f"cannot read '{path}' of the datastore"):
+    with as_user_error(f"cannot read '{path}' of the datastore"):
         found = np.load(path, mmap_mode="r")
     if (
         found.ndim != 1

@@ -13,8 +13,8 @@ from draftree.drafters.retrieval.suffix_tree import Draft, Limits, Outputs, Shor
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Taps, Target
-from draftree.tree import MAX_NODES, Below, Candidates, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, Target
+from draftree.tree import MAX_NODES, AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
 from draftree.utils.validated_dataclass import knob
 
 Grown = tuple[int, Shorts, Draft]
@@ -104,7 +104,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: SuffixState | None = None,
         rows: Ints | None = None,
     ) -> SuffixState:
@@ -148,13 +148,13 @@ class SuffixDrafter(Drafter[SuffixState]):
         k: int,
         drawing: Drawing,
         deepest: Ints,
-    ) -> tuple[Below | None, SuffixState]:
+    ) -> tuple[SubtreeCandidates | None, SuffixState]:
         if tree.roots > 1:  # one call per sequence would take as long as one per layer
             return None, state
         drafts, row = dict(state.drafts), int(tree.row[0])
         given = self._given(state, tree, 0, frontier, min(k, MAX_NODES), drafts)
         nodes, tokens, log_q = descendants(*given, int(deepest[row]), len(tree))
-        found = Below(nodes, np.full(len(nodes), row), Candidates(tokens, log_q))
+        found = SubtreeCandidates(nodes, np.full(len(nodes), row), Candidates(tokens, log_q))
         return found, state.with_drafts(drafts)
 
     def _given(
@@ -193,7 +193,9 @@ class SuffixDrafter(Drafter[SuffixState]):
         )
 
     @override
-    def commit(self, state: SuffixState, tree: Tree, verdict: Verdict, taps: Taps) -> SuffixState:
+    def commit(
+        self, state: SuffixState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> SuffixState:
         return SuffixState(extended(state.texts, tree, verdict), state.begun, state.memory)
 
     @override

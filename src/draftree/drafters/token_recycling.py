@@ -17,8 +17,8 @@ from draftree.drafters.base import Drafter, Method, every, picked, put
 from draftree.drafters.retrieval.adjacency_table import NONE, SUREST, Adjacency, merged, pairs_of
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Taps, Target
-from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Candidates, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
 MEASURED = (
@@ -114,15 +114,15 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
 
     @property
     @override
-    def needs(self) -> Needs:
-        return Needs(top=self._width)
+    def needs(self) -> HiddenStateSpec:
+        return HiddenStateSpec(top=self._width)
 
     @override
     def start(
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Recycled | None = None,
         rows: Ints | None = None,
     ) -> Recycled:
@@ -172,7 +172,9 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return rates
 
     @override
-    def commit(self, state: Recycled, tree: Tree, verdict: Verdict, taps: Taps) -> Recycled:
+    def commit(
+        self, state: Recycled, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Recycled:
         tables, judged = list(state.tables), list(state.judged)
         top = None if taps.top is None else taps.top[:, : self._width].cpu().numpy()
         for root in range(tree.roots):

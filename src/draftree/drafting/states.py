@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.drafters.base import Drafter
 from draftree.errors import DraftreeError, DraftreeWarning, first_line
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import Taps
+from draftree.target.target import HiddenStates
 from draftree.tree import Ints
 
 
@@ -28,13 +28,15 @@ class DrafterFault(Exception):
         self.rows, self.error = rows, error
 
 
-def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: Ints) -> Any:
+def started(
+    drafter: Drafter[Any], rows: SequenceBatch, taps: HiddenStates, state: Any, begun: Ints
+) -> Any:
     """Return a drafter's state after sequences have begun a text.
 
     A sequence for which the drafter raises an exception is generated without drafts.
     """
 
-    def start(state: Any, taps: Taps, begun: Ints) -> Any:
+    def start(state: Any, taps: HiddenStates, begun: Ints) -> Any:
         return drafter.start(rows.texts, rows.last.copy(), taps, state, begun)
 
     try:
@@ -52,7 +54,7 @@ def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: In
         return state
 
 
-def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
+def released(drafter: Drafter[Any], rows: SequenceBatch, state: Any, row: int) -> Any:
     """Return a drafter's state after a slot has been freed.
 
     Return None if the drafter raises an exception; all sequences are then generated without drafts.
@@ -66,7 +68,9 @@ def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
         return None
 
 
-def selected(drafter: Drafter[Any], rows: Rows, state: Any, chosen: Ints, cache: SlotCache) -> Any:
+def selected(
+    drafter: Drafter[Any], rows: SequenceBatch, state: Any, chosen: Ints, cache: SlotCache
+) -> Any:
     """Return a drafter's state with sequences moved to other slots; None if it cannot move them."""
     try:
         return drafter.select(state, chosen, cache)
@@ -94,7 +98,7 @@ def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew i
     return f"the drafter failed, and {then}: {what} ({drafter.described})"
 
 
-def give_up(rows: Rows, drafter: Drafter[Any], fault: DrafterFault) -> None:
+def give_up(rows: SequenceBatch, drafter: Drafter[Any], fault: DrafterFault) -> None:
     """Generate the failed sequences without drafts to their end, and warn about it."""
     rows.undrafted.update(fault.rows)
     rows.warn(

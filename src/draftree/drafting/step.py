@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from typing_extensions import override
 
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
@@ -25,9 +25,17 @@ from draftree.models.graph_capture import Capture, Eager
 from draftree.policies._device_growth import Outlook, Plan, grow
 from draftree.policies.base import Policy, Search
 from draftree.sampling.draft_sampling import Drawing, allowed, beside, nothing_beside
-from draftree.target.device_tree import Layers, Told, Unseen, verified
-from draftree.target.target import Probes, Taps, Target, Verified
-from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict, of_rows
+from draftree.target.device_tree import DeviceReport, DeviceTree, Layers, verified
+from draftree.target.target import HiddenStates, Probes, Target, Verified
+from draftree.tree import (
+    AcceptResult,
+    Candidates,
+    Ints,
+    SubtreeCandidates,
+    Tree,
+    TreeBudget,
+    of_rows,
+)
 from draftree.utils.device_clock import DeviceClock, clock_of
 from draftree.utils.profiler import in_phase, phase
 
@@ -69,7 +77,7 @@ class Drafting(Search):
 
     drafter: Drafter[Any]
     state: Any
-    rows: Rows
+    rows: SequenceBatch
     vocab: int
     drawing: Drawing
     capture: Capture = field(default_factory=Eager)
@@ -91,11 +99,11 @@ class Drafting(Search):
         self._marks.append(self._clock.mark())
 
     def grow(
-        self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any
-    ) -> Tree | Unseen:
+        self, policy: Policy, roots: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree | DeviceTree:
         """Return the tree that a policy drafts.
 
-        If the tree can grow without the host, it is still on the device (`Unseen`).
+        If the tree can grow without the host, it is still on the device (`DeviceTree`).
         """
         before, again = self.state, False
         while not self.rows.undrafted.issuperset(roots.row.tolist()):
@@ -120,8 +128,8 @@ class Drafting(Search):
         return roots
 
     def _grow(
-        self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any
-    ) -> Tree | Unseen:
+        self, policy: Policy, roots: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree | DeviceTree:
         recorded = self.rows.recorded(self.drawing.kind, self.vocab)
         if (
             recorded is not None
@@ -143,7 +151,7 @@ class Drafting(Search):
         return policy.draft(self, roots, costs, room, memory)
 
     def _plan(
-        self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any
+        self, policy: Policy, roots: Tree, costs: Costs, room: TreeBudget, memory: Any
     ) -> Plan | None:
         """Return the plan by which the step's trees grow on the device, or None.
 
@@ -168,7 +176,7 @@ class Drafting(Search):
         except Exception:  # the host's calls determine the failing sequences
             return None
 
-    def _check(self, grown: Tree | Unseen) -> None:
+    def _check(self, grown: Tree | DeviceTree) -> None:
         """Raise `DrafterFault` if a drafted token id is outside of the vocabulary."""
         if (
             isinstance(grown, Tree)
@@ -199,7 +207,7 @@ class Drafting(Search):
     def verify(
         self,
         target: Target,
-        grown: Tree | Unseen,
+        grown: Tree | DeviceTree,
         probes: Probes | None,
         chunks: Sequence[Chunk] = (),
     ) -> tuple[Tree, Verified]:
@@ -224,7 +232,7 @@ class Drafting(Search):
         self._check_finite(told.finite)
         return told.tree, found
 
-    def _clocked(self, told: Told, each_node: bool) -> None:
+    def _clocked(self, told: DeviceReport, each_node: bool) -> None:
         """Record the device time of each draft step, after the host has waited for the device.
 
         Layers that consist only of padding are not counted.
@@ -258,8 +266,8 @@ class Drafting(Search):
 
     @in_phase("draft")
     @override
-    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
-        if self.rows.steered:  # node by node
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> SubtreeCandidates | None:
+        if self.rows.is_constrained:  # node by node
             return None
         start = time.perf_counter()
         ask = lambda nodes: self.drafter.below(self.state, tree, nodes, k, self.drawing, deepest)
@@ -343,7 +351,7 @@ class Drafting(Search):
         return allowed(candidates, drawing.shaped, self.vocab, self.rows.cache.device)
 
     @in_phase("draft")
-    def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
+    def commit(self, tree: Tree, verdict: AcceptResult, verified: Verified) -> None:
         """Pass the accept result to the drafter, for the sequences that it drafts for."""
         rows = [row for row in tree.row[: tree.roots].tolist() if row not in self.rows.undrafted]
         if not rows:
@@ -359,7 +367,9 @@ class Drafting(Search):
                     failed.append(row)
             give_up(self.rows, self.drafter, DrafterFault(failed, error))
 
-    def _committed(self, tree: Tree, verdict: Verdict, taps: Taps, rows: list[int]) -> Any:
+    def _committed(
+        self, tree: Tree, verdict: AcceptResult, taps: HiddenStates, rows: list[int]
+    ) -> Any:
         kept = verdict.nodes[np.isin(tree.row[verdict.nodes], rows)]
         if len(rows) < tree.roots:
             taps, (tree, verdict) = taps.of_rows(tree, rows), of_rows(tree, verdict, rows)
@@ -380,7 +390,7 @@ class Drafting(Search):
     def times(
         self,
         work: Work,
-        verdict: Verdict,
+        verdict: AcceptResult,
         target: float,
         commit: float,
         seconds: float,
@@ -413,7 +423,9 @@ class Drafting(Search):
         )
 
 
-def _outlook(rows: Rows, roots: Tree, costs: Costs, room: Room, memory: Any) -> Outlook:
+def _outlook(
+    rows: SequenceBatch, roots: Tree, costs: Costs, room: TreeBudget, memory: Any
+) -> Outlook:
     """Return the information on a step that is known before it drafts.
 
     It consists of costs, bounds, the policy's memory, and the sizes of recent trees.

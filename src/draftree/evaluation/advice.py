@@ -24,9 +24,9 @@ from draftree.utils.progress import Tell, silent
 
 Pair = tuple[str, str]
 """Specs of a drafter and a policy."""
-UNTRAINED: tuple[Pair, ...] = (("suffix", "yield"), ("pld", "trie"))
+UNTRAINED_PAIRINGS: tuple[Pair, ...] = (("suffix", "yield"), ("pld", "trie"))
 """Pairings whose drafters need no training, so that they work with any target."""
-FEWEST = 4
+MIN_PROMPTS = 4
 """Smallest number of different prompts for which advice is given."""
 
 
@@ -69,7 +69,7 @@ class Verdict:
         )
 
 
-def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+def split_in_halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
     """Split requests into two halves by the hash of their prompts.
 
     The split does not depend on the order of the requests.
@@ -78,11 +78,11 @@ def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
     return by_hash[::2], by_hash[1::2]
 
 
-def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
+def candidate_pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
     """Return the pairs of drafter and policy to compare.
 
     Each named drafter is paired with the policies `yield` and `pct`. Without a named drafter, the
-    usual pair and the usual drafter with `pct` are compared. The pairs `UNTRAINED` are added.
+    usual pair and the usual drafter with `pct` are compared. The pairs `UNTRAINED_PAIRINGS` are added.
 
     Args:
         drafters: specs of the drafters that the user named.
@@ -94,7 +94,7 @@ def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
         if given
         else [usual, (usual[0], "pct")]
     )
-    return list(dict.fromkeys([*own, *UNTRAINED]))
+    return list(dict.fromkeys([*own, *UNTRAINED_PAIRINGS]))
 
 
 def advise(
@@ -104,18 +104,18 @@ def advise(
 
     Args:
         engines: engines by pairing, with fixed costs.
-        requests: greedy requests, at least `FEWEST`.
+        requests: greedy requests, at least `MIN_PROMPTS`.
         seed: seed of the bootstrap for the intervals.
         tell: called with the number of finished requests.
 
     Raises:
-        UserError: there are fewer than `FEWEST` different prompts.
+        UserError: there are fewer than `MIN_PROMPTS` different prompts.
     """
-    if len({r.prompt for r in requests}) < FEWEST:
+    if len({r.prompt for r in requests}) < MIN_PROMPTS:
         raise UserError(
-            f"{len(requests)} prompts were given, needed are at least {FEWEST} different ones that fit the context"
+            f"{len(requests)} prompts were given, needed are at least {MIN_PROMPTS} different ones that fit the context"
         )
-    first, other = halves(requests)
+    first, other = split_in_halves(requests)
     plain, whole = Cell(None, None, 0.0), len(first) + len(other)
     cells = {pair: Cell(*pair, 0.0) for pair in engines}
     with TemporaryDirectory() as folder:
@@ -132,7 +132,7 @@ def advise(
             tell(i, "choosing", whole)
             done.append(work.prompt(i))
     rows = result_rows.rows(done, seed, None, work.prices)[1:]
-    counted = dict(zip(engines, map(result_rows.unclocked, rows), strict=True))
+    counted = dict(zip(engines, map(result_rows.without_clocked, rows), strict=True))
     chosen = max(counted, key=lambda pair: counted[pair]["counted_speedup"])
     live = Bench([plain, cells[chosen]], {chosen: engines[chosen]}, other, seed)
     live.warm()
@@ -144,7 +144,7 @@ def advise(
     return Verdict(chosen, counted, result_rows.rows(judged, seed, None, live.prices)[1])
 
 
-def told(verdict: Verdict, target: str) -> str:
+def format_verdict(verdict: Verdict, target: str) -> str:
     """Return a sentence that says whether to speculate with the target, and with which pairing."""
     row, (drafter, policy) = verdict.judged, verdict.chosen
     low, high = row["intervals"]["speedup"]

@@ -18,7 +18,7 @@ Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRequest:
     """Store the times at which one request received tokens, and the numbers of these tokens.
 
     Attributes:
@@ -46,7 +46,7 @@ def serve(
     requests: Sequence[Request],
     times: Floats,
     advance: Callable[[int], None] = lambda _: None,
-) -> tuple[list[Served], float]:
+) -> tuple[list[ServedRequest], float]:
     """Submit each request at its arrival time, and run steps until all requests have ended.
 
     A request that arrives during a step is submitted right after the step. Its waiting time counts
@@ -61,13 +61,13 @@ def serve(
     Returns:
         The record of each request, and the seconds of the whole run.
     """
-    start, served = time.perf_counter(), dict[int, Served]()
+    start, served = time.perf_counter(), dict[int, ServedRequest]()
     coming, ended = list(zip(requests, times.tolist(), strict=True)), 0
     while coming or engine.scheduler.unfinished:
         while coming and coming[0][1] <= time.perf_counter() - start:
             request, due = coming.pop(0)
             handle = engine.submit(request)
-            served[handle.id] = Served(handle, due)
+            served[handle.id] = ServedRequest(handle, due)
         if not engine.scheduler.unfinished:
             time.sleep(max(coming[0][1] - (time.perf_counter() - start), 0.0))
             continue
@@ -85,7 +85,7 @@ def serve(
     return list(served.values()), time.perf_counter() - start
 
 
-def row(served: Sequence[Served], seconds: float) -> dict[str, Any]:
+def figures_of_run(served: Sequence[ServedRequest], seconds: float) -> dict[str, Any]:
     """Return the figures of a run that took `seconds`: throughput, waiting times and steps.
 
     `time_between_updates` is the time between two steps that return tokens of a request. For
@@ -102,16 +102,16 @@ def row(served: Sequence[Served], seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "requests_per_second": len(served) / seconds,
-        "time_to_first_token": _spread(np.array(first)),
-        "time_between_tokens": _spread(each),
-        "time_between_updates": _spread(np.concatenate([gap for gap, _ in gaps])),
+        "time_to_first_token": _percentiles(np.array(first)),
+        "time_between_tokens": _percentiles(each),
+        "time_between_updates": _percentiles(np.concatenate([gap for gap, _ in gaps])),
         "tokens_per_step": (sum(s.accepted for s in stats) + steps) / steps if steps else 1.0,
         "nodes_per_step": sum(s.drafted for s in stats) / steps if steps else 0.0,
         "preemptions": sum(s.preemptions for s in stats),
     }
 
 
-def measured(
+def measure_arrivals(
     engine: Engine,
     requests: Sequence[Request],
     times: Floats,
@@ -121,10 +121,10 @@ def measured(
     """Return the figures of requests that arrive at given times, measured after a warm-up."""
     engine.set_limits(**vars(limits))
     serve(engine, [replace(requests[0], max_new_tokens=2)], np.zeros(1))
-    return row(*serve(engine, requests, times, advance))
+    return figures_of_run(*serve(engine, requests, times, advance))
 
 
-def measured_in_batches(
+def measure_batches(
     engines: Mapping[Name, Engine],
     requests: Mapping[Name, Sequence[Request]],
     size: int,
@@ -146,7 +146,7 @@ def measured_in_batches(
         advance: called with the number of requests that have ended.
     """
     served, seconds = (
-        {name: list[Served]() for name in engines},
+        {name: list[ServedRequest]() for name in engines},
         {name: list[float]() for name in engines},
     )
     for name, engine in engines.items():
@@ -157,18 +157,19 @@ def measured_in_batches(
             [replace(each, max_new_tokens=2) for each in requests[name][:size]],
             np.zeros(size),
         )
-    for count, (name, batch) in enumerate(_turns(requests, size), 1):
+    for count, (name, batch) in enumerate(_alternate(requests, size), 1):
         found, took = serve(engines[name], batch, np.zeros(size))
         served[name] += found
         seconds[name].append(took)
         advance(count * size)
     return {
-        name: row(served[name], sum(seconds[name])) | {"seconds_of_batches": seconds[name]}
+        name: figures_of_run(served[name], sum(seconds[name]))
+        | {"seconds_of_batches": seconds[name]}
         for name in engines
     }
 
 
-def _turns(
+def _alternate(
     requests: Mapping[Name, Sequence[Request]], size: int
 ) -> Iterator[tuple[Name, Sequence[Request]]]:
     """Yield (engine, batch) with the engines in turn; each round starts with another engine."""
@@ -179,7 +180,7 @@ def _turns(
             yield name, requests[name][number * size : (number + 1) * size]
 
 
-def _spread(values: Floats) -> dict[str, float] | None:
+def _percentiles(values: Floats) -> dict[str, float] | None:
     """Return the percentiles of some seconds by name; None if there are no values."""
     if not len(values):
         return None

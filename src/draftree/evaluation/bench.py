@@ -16,9 +16,9 @@ from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, cache_of, common, plain
-from draftree.evaluation.compare import short
-from draftree.evaluation.grid import FOLLOWING, Cell, PromptResult, Quality
-from draftree.evaluation.oracle import reaches
+from draftree.evaluation.compare import shorten_request
+from draftree.evaluation.grid import QUESTION_STRIDE, Cell, PromptResult, Quality
+from draftree.evaluation.oracle import correct_tokens
 from draftree.evaluation.resume import Journal
 from draftree.evaluation.target_trace import Recording, Text
 from draftree.evaluation.teacher_forcing import Source, drive
@@ -32,9 +32,9 @@ from draftree.target.target import Target
 from draftree.tree import Ints
 from draftree.utils.progress import Tell, silent
 
-TOGETHER = 8
+TEXTS_PER_BATCH = 8
 """Number of texts that are replayed in one batch when a drafter's quality is measured."""
-SAMPLED = 16
+SAMPLED_TEXTS = 16
 """Number of texts that are sampled for measuring the overlap if the run has no temperature 1."""
 
 
@@ -83,7 +83,7 @@ class Bench:
         """
         request, follows = (
             self.asked(request, cell.temperature),
-            request.number >= FOLLOWING and self.recordings is None,
+            request.number >= QUESTION_STRIDE and self.recordings is None,
         )
         target = self.target if self.recordings is None else self.recordings.source(request)
         if cell.drafter is None or cell.policy is None:
@@ -108,7 +108,7 @@ class Bench:
     @property
     def converses(self) -> bool:
         """Return whether any request is a later question of a conversation, which needs caches."""
-        return self.recordings is None and any(r.number >= FOLLOWING for r in self.requests)
+        return self.recordings is None and any(r.number >= QUESTION_STRIDE for r in self.requests)
 
     def _plain(self, cell: Cell, request: Request, follows: bool) -> Generation:
         """Run plain decoding with the cache that the conversation's earlier turns have left."""
@@ -163,7 +163,7 @@ class Bench:
         for numbers, source, texts in self._along(
             engine.drafter, self._texts(first, done), first.temperature
         ):
-            several, carried = reaches(source, engine.drafter, texts, carried)
+            several, carried = correct_tokens(source, engine.drafter, texts, carried)
             for i, found in zip(numbers, several, strict=True):
                 reach[i] = found
         sampled = self._along(engine.drafter, self.sampled(done), 1.0)
@@ -181,9 +181,9 @@ class Bench:
         ) is not None:
             return self._texts(cell, done)
         if not self._written:
-            asked = [self.asked(r, 1.0) for r in self.requests[:SAMPLED]]
-            for at in range(0, len(asked), TOGETHER):
-                several = asked[at : at + TOGETHER]
+            asked = [self.asked(r, 1.0) for r in self.requests[:SAMPLED_TEXTS]]
+            for at in range(0, len(asked), TEXTS_PER_BATCH):
+                several = asked[at : at + TEXTS_PER_BATCH]
                 self._written.extend(map(_text, several, plain(self.target, several).tokens))
         return self._written
 
@@ -213,7 +213,7 @@ class Bench:
                 )
             return
         together = (
-            1 if drafter.remembers else TOGETHER
+            1 if drafter.remembers else TEXTS_PER_BATCH
         )  # what is learnt of a text is for those after it
         for at in range(0, len(long), together):
             texts = [found[i] for i in long[at : at + together]]
@@ -238,7 +238,7 @@ class Bench:
     def warm(self) -> None:
         """Generate a few tokens with every cell as a warm-up before timing."""
         for cell in self.cells:
-            self.write(cell, short(self.requests[0]))
+            self.write(cell, shorten_request(self.requests[0]))
 
     def run(
         self, journal: Journal, advance: Callable[[int], None] = lambda _: None
@@ -261,7 +261,7 @@ def _text(request: Request, written: Sequence[int]) -> Text:
     return Text(np.array([*request.prompt, *written], np.int64), len(request.prompt))
 
 
-def priced(
+def with_fixed_costs(
     engines: Mapping[tuple[str, str], Engine], tell: Tell = silent
 ) -> dict[tuple[str, str], Engine]:
     """Return the engines with fixed costs: their own costs, or those learnt on this machine.

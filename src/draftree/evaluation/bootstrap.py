@@ -15,19 +15,19 @@ from draftree.utils.files import Entries
 
 SAMPLES = 2000
 """Number B of bootstrap samples for an interval."""
-MANY = 10_000
+COMPARISON_SAMPLES = 10_000
 """Number B of bootstrap samples for comparisons. It is larger than `SAMPLES`, because a p-value is
 at least 2/B and Holm's method multiplies it by the number of comparisons."""
-ENOUGH = 8
+MIN_PROMPTS = 8
 """Smallest number of prompts for which intervals are studentised and comparisons are judged.
 
 With fewer prompts, a bootstrap sample can consist of one prompt only, and then has no standard
 error to divide by. Quantiles are no remedy: they find a difference between equal methods in 100 %,
 53 %, 26 % and 15 % of trials with 1, 2, 3 and 7 prompts.
 """
-FEW = "too few prompts"
-"""Verdict of a comparison with fewer than `ENOUGH` prompts."""
-LEVEL = 0.05
+TOO_FEW = "too few prompts"
+"""Verdict of a comparison with fewer than `MIN_PROMPTS` prompts."""
+ERROR_LEVEL = 0.05
 """Allowed probability of error: for one interval, and for all claims of one table together."""
 ResultRow = dict[str, Any]
 
@@ -48,7 +48,7 @@ def samples(prompts: int, seed: int, count: int = SAMPLES) -> Ints:
 
 def bounds(values: Floats) -> list[float]:
     """Return the 95 % interval of bootstrap values: their 2.5 % and 97.5 % quantiles."""
-    return [float(x) for x in np.quantile(values, (LEVEL / 2, 1 - LEVEL / 2))]
+    return [float(x) for x in np.quantile(values, (ERROR_LEVEL / 2, 1 - ERROR_LEVEL / 2))]
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,10 @@ class Ratio:
     def verdict(self) -> str:
         """Return the verdict on a ratio of seconds; below 1 the first method is faster."""
         if self.few:
-            return FEW
-        return "not told apart" if self.p >= LEVEL else "faster" if self.value < 1 else "slower"
+            return TOO_FEW
+        return (
+            "not told apart" if self.p >= ERROR_LEVEL else "faster" if self.value < 1 else "slower"
+        )
 
     @property
     def inverse(self) -> "Ratio":
@@ -92,7 +94,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
     With 20 prompts, the interval contains the true value in 94 % of trials. BCa intervals reach
     91 % and quantiles of the samples 90 % (tests/doctor/test_statistics.py). The standard error of
     each sample is computed by linearisation (Efron and Tibshirani 1993, chapters 12 and 13). Below
-    `ENOUGH` prompts, quantiles are used. The interval contains 1 exactly where p is at least 5 %.
+    `MIN_PROMPTS` prompts, quantiles are used. The interval contains 1 exactly where p is at least 5 %.
 
     Args:
         over: arrays [P] of figures by prompt, whose sums are multiplied in the numerator.
@@ -113,7 +115,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
 
     count = columns.shape[1]
     (value, error), (values, errors) = fitted(columns), fitted(columns[:, chosen])
-    if count < ENOUGH or not errors.all():
+    if count < MIN_PROMPTS or not errors.all():
         low, high = np.exp(bounds(values))
         beyond = min((values <= 0).sum(), (values >= 0).sum())
     else:
@@ -135,7 +137,7 @@ def ratio_bounds(
 def holm(several: Sequence[Ratio]) -> list[Ratio]:
     """Adjust the p-values of several comparisons by Holm's method (1979), and return them.
 
-    The probability of any wrong claim is then at most `LEVEL`.
+    The probability of any wrong claim is then at most `ERROR_LEVEL`.
 
     The k-th smallest of m p-values is multiplied by m − k + 1. Comparisons with too few prompts are
     not counted in m.
@@ -175,12 +177,14 @@ def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed:
         raise UserError(
             f"rows of {len(seconds)} and {len(beside)} prompts were given, allowed are rows of the same ones"
         )
-    found = ratio([seconds, tokens_beside], [beside, tokens], samples(len(seconds), seed, MANY))
-    return replace(found, p=1.0, few=True) if len(seconds) < ENOUGH else found
+    found = ratio(
+        [seconds, tokens_beside], [beside, tokens], samples(len(seconds), seed, COMPARISON_SAMPLES)
+    )
+    return replace(found, p=1.0, few=True) if len(seconds) < MIN_PROMPTS else found
 
 
 @dataclass(frozen=True)
-class Compared:
+class RowComparison:
     """Store two result rows and the seconds per token of the first over those of the second.
 
     The p-value of the ratio is adjusted for all comparisons in the table.
@@ -191,7 +195,7 @@ class Compared:
     ratio: Ratio
 
 
-def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Compared]:
+def comparable_pairs(result: Mapping[str, Any], of: str, name: str, by: str) -> list[RowComparison]:
     """Compare rows that differ only in their drafter, or only in their policy.
 
     The first row of each pair is the one whose drafter or policy is `name`.
@@ -205,7 +209,7 @@ def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Com
     rows = [r for r in result["rows"] if r["policy"] is not None]
     if name not in (names := {r[of] for r in rows}):
         raise UnknownName(of, name, names)
-    return _adjusted(
+    return _adjust(
         (
             (mine, other)
             for mine in rows
@@ -218,7 +222,7 @@ def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Com
     )
 
 
-def beside_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list[Compared]:
+def compare_to_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list[RowComparison]:
     """Compare each row with a drafter to plain decoding at the same temperature on its machine.
 
     Rows that do not store the total `by` for each prompt are left out. For `counted_seconds`, the
@@ -238,7 +242,7 @@ def beside_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list
                 }
             if all(r["per_prompt"].get(by) is not None for r in (row, base)):
                 pairs.append((row, base))
-    return _adjusted(iter(pairs), by, result)
+    return _adjust(iter(pairs), by, result)
 
 
 def _alike(a: ResultRow, b: ResultRow, *but: str) -> bool:
@@ -246,10 +250,10 @@ def _alike(a: ResultRow, b: ResultRow, *but: str) -> bool:
     return all(a.get(n) == b.get(n) for n in names)
 
 
-def _adjusted(
+def _adjust(
     pairs: Iterator[tuple[ResultRow, ResultRow]], by: str, result: Mapping[str, Any]
-) -> list[Compared]:
+) -> list[RowComparison]:
     found = list(pairs)
     seed = result["provenance"].get("seed", 0)
     ratios = holm([paired(mine, other, by, seed) for mine, other in found])
-    return [Compared(mine, other, r) for (mine, other), r in zip(found, ratios, strict=True)]
+    return [RowComparison(mine, other, r) for (mine, other), r in zip(found, ratios, strict=True)]

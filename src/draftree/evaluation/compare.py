@@ -13,17 +13,17 @@ from draftree.evaluation.grid import PromptResult
 from draftree.metrics import Stats
 from draftree.request import Emitted, Request
 from draftree.sampling.distributions import processed
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
 """Number of prompt tokens that the warm-up reads, and number of tokens that it generates."""
 
-CHEAP = Costs({1: 1e-3}, {1: 1.0})
+FREE_DRAFTING = Costs({1: 1e-3}, {1: 1.0})
 """Costs with which a policy asks every drafter for as many candidates as it has: a draft step takes
 1 ms, and a target pass 1 s."""
 
 
-def short(request: Request) -> Request:
+def shorten_request(request: Request) -> Request:
     """Return a short version of a request for the warm-up; it ignores end tokens."""
     tokens = min(WARM_TOKENS, request.max_new_tokens)
     return replace(
@@ -90,17 +90,19 @@ class Comparison:
         return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
 
 
-def warm(engine: Engine, request: Request, baseline: bool) -> None:
+def warm_up(engine: Engine, request: Request, baseline: bool) -> None:
     """Run short versions of a request before timing, with drafts and optionally without.
 
     The memory that drafter, policy and caches keep of the warm-up is dropped. Otherwise the timed
     run could draft from its own text.
     """
     if engine.policy.reads_costs:  # with cheap drafts, every size that may be used runs once
-        replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)
-    replace(engine, learned={}).write([short(request)], reuse=False)
+        replace(engine, costs=FREE_DRAFTING, learned={}).write(
+            [shorten_request(request)], reuse=False
+        )
+    replace(engine, learned={}).write([shorten_request(request)], reuse=False)
     if baseline:
-        engine.plain([short(request)])
+        engine.plain([shorten_request(request)])
 
 
 def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
@@ -120,7 +122,7 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
     parted = (
         None
         if other is None or not request.sampling.greedy
-        else difference(engine.target, request, other, base.tokens)
+        else first_difference(engine.target, request, other, base.tokens)
     )
     promised = engine.target.loading.exactness == "bits" and engine.keeps_text(request.sampling)
     return Comparison(
@@ -148,7 +150,7 @@ def bits(engine: Engine, request: Request) -> bool:
     ]
 
 
-def difference(
+def first_difference(
     target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]
 ) -> Difference:
     """Return the first token at which a greedy output differs from plain decoding's.
@@ -157,6 +159,6 @@ def difference(
     """
     at = common(ours, plain)
     text = np.array([*request.prompt, *plain[:at]], np.int64)
-    logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0]
+    logits = target.prefill(target.new_cache(1, len(text)), [text], HiddenStateSpec()).logits[0]
     best = processed(logits, request.processors, [*request.before, *text.tolist()]).topk(2).values
     return Difference(at, float(best[0] - best[1]))

@@ -166,7 +166,7 @@ FORMATS: Mapping[str, Format] = {
         "https://github.com/tatsu-lab/stanford_alpaca#data-release",
         _ALPACA,
         "{instruction}\n\n{input}",
-        lambda r: str(r.get("text", "Below")).startswith("Below"),
+        lambda r: str(r.get("text", "SubtreeCandidates")).startswith("SubtreeCandidates"),
         hub=("tatsu-lab/alpaca", None, "train"),
     ),
     "finance_alpaca": Format(
@@ -212,7 +212,7 @@ FORMATS: Mapping[str, Format] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class Questions:
     """Store the questions of a row in order, their category, and whether they are raw text."""
 
     questions: list[str]
@@ -220,7 +220,7 @@ class Asked:
     raw: bool
 
 
-def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
+def read_row(name: str, row: Row, where: str, wording: Wording = "plain") -> Questions:
     """Check the format of a benchmark's row, and return its questions.
 
     Args:
@@ -246,4 +246,4 @@ def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
         )
     if not all(questions):
         raise UserError(f"{where}: what it asks is empty")
-    return Asked(questions, known.category(row), known.raw and official is None)
+    return Questions(questions, known.category(row), known.raw and official is None)

@@ -22,7 +22,7 @@ RANKS, DEPTHS, BINS = 8, 10, 10
 
 
 @dataclass(frozen=True)
-class Looked:
+class CandidateTrace:
     """Store figures of a drafter's candidates at each position of texts written by the target.
 
     Before each position the drafter is given the text's own tokens. All arrays have length M, the
@@ -79,7 +79,7 @@ class Looked:
         """Return the mean confidence, the share of correct candidates and the count of each bin.
 
         The bins are intervals of the confidence. Only the likeliest candidate of each position is
-        judged, and only positions with `reached` count (EDD, section 3.2 and Figure 3b). Empty bins
+        judged, and only positions with `share_by_depth` count (EDD, section 3.2 and Figure 3b). Empty bins
         are left out.
         """
         bins = np.minimum((self.confidence * BINS).astype(np.int64), BINS - 1)
@@ -162,7 +162,7 @@ def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, flo
     return {name: sorted(points) for name, points in found.items()}
 
 
-def reached(steps: Sequence[Step]) -> list[float]:
+def share_by_depth(steps: Sequence[Step]) -> list[float]:
     """Return for each depth from 1 the share of steps that accepted a node at it."""
     deepest = max((step.accepted for step in steps), default=0)
     return [
@@ -171,8 +171,8 @@ def reached(steps: Sequence[Step]) -> list[float]:
     ]
 
 
-def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the shares of `reached` for each saved row with a policy and the work of its steps."""
+def share_by_depth_of_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the shares of `share_by_depth` for each saved row with a policy and the work of its steps."""
     found = []
     for r in (r for r in rows if r["policy"] and "work" in r):
         steps = [step for of, _ in step_codec.decode(r["work"], "row") for step in of]
@@ -181,7 +181,7 @@ def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "drafter": r["drafter"],
                 "policy": r["policy"],
                 "temperature": r["temperature"],
-                "reached": reached(steps),
+                "reached": share_by_depth(steps),
             }
         )
     return found
@@ -201,27 +201,27 @@ def by_category(
     return found
 
 
-OPEN, CLOSED = 2.0, 1.0
-"""Entropies in nats: at least `OPEN` is high, and below `CLOSED` is low (C2T, Figure 2, has seven
+HIGH_ENTROPY, LOW_ENTROPY = 2.0, 1.0
+"""Entropies in nats: at least `HIGH_ENTROPY` is high, and below `LOW_ENTROPY` is low (C2T, Figure 2, has seven
 intervals)."""
-Group = Callable[[Looked], tuple[Bools, Floats | Bools]]
+Group = Callable[[CandidateTrace], tuple[Bools, Floats | Bools]]
 GROUPS: Mapping[str, Group] = {
     "sure": lambda at: (at.reached & (at.confidence >= 0.5), at.rank == 0),
     "unsure": lambda at: (at.reached & (at.confidence < 0.5), at.rank == 0),
     "upper-left": lambda at: (at.depth == 1, at.rank == 0),
     "deep": lambda at: (at.depth == 5, at.rank == 0),
     "lower-right": lambda at: (at.depth == 3, at.rank == 2),
-    "open": lambda at: (at.entropy >= OPEN, at.rank == 0),
-    "open-said": lambda at: (at.entropy >= OPEN, at.confidence),
-    "closed": lambda at: (at.entropy < CLOSED, at.rank == 0),
-    "closed-said": lambda at: (at.entropy < CLOSED, at.confidence),
+    "open": lambda at: (at.entropy >= HIGH_ENTROPY, at.rank == 0),
+    "open-said": lambda at: (at.entropy >= HIGH_ENTROPY, at.confidence),
+    "closed": lambda at: (at.entropy < LOW_ENTROPY, at.rank == 0),
+    "closed-said": lambda at: (at.entropy < LOW_ENTROPY, at.confidence),
 }
 """Groups of positions that claims of papers compare. Each function returns [M] whether a position
 belongs to the group, and [M] whether its candidate was right or the drafter's probability q of
 that."""
 
 
-def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:
+def group_figures(looked: Sequence[CandidateTrace], drafter: str) -> list[ResultRow]:
     """Return the figures of `GROUPS` for a drafter as rows of a result.
 
     For each text, a row gives the number of positions in the group (`places`) and the number of

@@ -15,7 +15,7 @@ from draftree.data.readers import Messages
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation.suites import SuitePrompt
-from draftree.evaluation.teacher_forcing import fitting
+from draftree.evaluation.teacher_forcing import prompts_that_fit
 from draftree.metrics import Stats
 from draftree.registry import build, check_exact, names
 from draftree.request import Request, check
@@ -86,7 +86,7 @@ Pairing = tuple[str, str, str | None]
 """Specs of a drafter, a policy and an acceptor. None stands for the default acceptor."""
 
 
-def paired(
+def pairings(
     drafters: Sequence[str],
     policies: Sequence[str],
     pairs: Sequence[str] = (),
@@ -152,7 +152,7 @@ def assemble(
     return {(d, p): Engine(target, opened[d], grown[p], rule, known.get(d)) for d, p, *_ in pairs}
 
 
-def chosen(
+def choose_requests(
     prompts: Sequence[SuitePrompt],
     engine: Engine,
     max_new_tokens: int,
@@ -177,7 +177,7 @@ def chosen(
         UserError: no prompt fits.
     """
     encoded = [encode(engine.tokenizer, p.content) for p in prompts]
-    room = max(map(len, fitting(encoded, engine.target, max_new_tokens)))
+    room = max(map(len, prompts_that_fit(encoded, engine.target, max_new_tokens)))
     asked = [
         Request(ids, max_new_tokens, engine.eos, p.number)
         for ids, p in zip(encoded, prompts, strict=True)
@@ -196,7 +196,7 @@ def chosen(
     return [request for request, _ in taken], dict(left_out)
 
 
-FOLLOWING = 1 << 32
+QUESTION_STRIDE = 1 << 32
 """Difference between the numbers of successive questions in a conversation. The k-th later question
 has the number of its prompt plus k times this value."""
 
@@ -226,6 +226,6 @@ def conversations(
             ids = encode(engine.tokenizer, chat)
             if len(ids) + request.max_new_tokens > engine.target.decoder.context:
                 break
-            asked = replace(request, prompt=ids, number=request.number + turn * FOLLOWING)
+            asked = replace(request, prompt=ids, number=request.number + turn * QUESTION_STRIDE)
             found.append(asked)
     return found

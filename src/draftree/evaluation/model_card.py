@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from draftree.errors import UserError
-from draftree.evaluation.text_tables import claims, shown
+from draftree.evaluation.text_tables import faster_and_slower, result_table
 from draftree.utils.files import read_object
 
 CARD = "README.md"
-LEARNT = ("epochs", "batch_size", "lr", "schedule", "max_tokens", "data", "seed")
+SHOWN_PLAN_ENTRIES = ("epochs", "batch_size", "lr", "schedule", "max_tokens", "data", "seed")
 """Entries of the training plan that a card shows."""
 COLUMNS = (
     "policy",
@@ -72,7 +72,7 @@ def card(folder: Path, result: Mapping[str, Any] | None = None, licence: str | N
     plan = folder / "training.json"
     if plan.is_file():
         trained = read_object(plan, "the plan of a training")
-        told |= {f"training: {k}": trained[k] for k in LEARNT if k in trained}
+        told |= {f"training: {k}": trained[k] for k in SHOWN_PLAN_ENTRIES if k in trained}
     lines += [
         f"| {key} | {json.dumps(value) if not isinstance(value, str) else value} |"
         for key, value in told.items()
@@ -93,7 +93,7 @@ def _figures(name: str, folder: Path, result: Mapping[str, Any]) -> list[str]:
         raise UserError(
             f"the result has rows of {there or 'no drafter'}, needed is one of '{name}' or '{folder}'"
         )
-    cells = shown(rows)
+    cells = result_table(rows)
     columns = [c for c in COLUMNS if any(row.get(c) for row in cells)]
     about = result["provenance"]
     kind = "Simulated" if result.get("simulated") else "Measured"
@@ -108,5 +108,7 @@ def _figures(name: str, folder: Path, result: Mapping[str, Any]) -> list[str]:
         "",
         *table,
         "",
-        claims({**result, "rows": [r for r in result["rows"] if r in rows or not r["policy"]]}),
+        faster_and_slower(
+            {**result, "rows": [r for r in result["rows"] if r in rows or not r["policy"]]}
+        ),
     ]

@@ -4,7 +4,7 @@ The oracle knows before each step how long a prefix of what the target will writ
 token among the drafter's eight likeliest, and drafts as much of it as pays: a chain of depth d
 costs d · sₐ(1) + sₜ(1 + d), or d/k draft steps where one tells k layers, and writes d + 1 tokens.
 It divides the text so that the sum of all steps is least. A policy that drafts at most eight
-children of a node, by draft steps, and no deeper than `DEEPEST`, does no better over this drafter;
+children of a node, by draft steps, and no deeper than `MAX_REACH`, does no better over this drafter;
 the commit is not counted.
 
 Shapes: R texts, T tokens of one text.
@@ -25,23 +25,23 @@ from draftree.evaluation.bootstrap import rate, ratio_bounds, samples
 from draftree.evaluation.target_trace import Text
 from draftree.evaluation.teacher_forcing import Source
 from draftree.sampling.draft_sampling import Drawing
-from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Floats, Ints, Tree
 from draftree.utils.files import Entries
 
-LIKELIEST = 8
+ORACLE_CANDIDATES = 8
 """Number of the drafter's likeliest candidates among which the oracle may find the right token."""
-NONE: Ints = np.zeros(0, np.int64)
-DEEPEST = 24
+NO_DEPTHS: Ints = np.zeros(0, np.int64)
+MAX_REACH = 24
 """Largest reach that is searched for, in tokens."""
 
 
 @torch.inference_mode()
-def reaches(
+def correct_tokens(
     source: Source, drafter: Drafter[Any], texts: Sequence[Text], carried: Any = None
 ) -> tuple[list[Ints], Any]:
     """Return the number of tokens in a row that a drafter proposes correctly after each root.
 
-    A token is correct if it is among the `LIKELIEST` candidates. The first value is an array [T −
+    A token is correct if it is among the `ORACLE_CANDIDATES` candidates. The first value is an array [T −
     start − 1] for each text. The second value is the memory that the drafter carries to the next
     texts.
 
@@ -51,7 +51,7 @@ def reaches(
         texts: the texts, all in one batch; the first root of each is its first new token.
         carried: memory of earlier texts, as this function returned it; None at first.
     """
-    cache = source.new_cache(len(texts), max(len(t.tokens) for t in texts) + DEEPEST)
+    cache = source.new_cache(len(texts), max(len(t.tokens) for t in texts) + MAX_REACH)
     prompts = [t.tokens[: t.start] for t in texts]
     taps = source.prefill(cache, prompts, drafter.needs).taps
     state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), taps, carried)
@@ -65,7 +65,7 @@ def reaches(
         for row in live.tolist():
             found[row].append(int(tree.depth[tree.of_row(row)].max()))
         verified = source.verify(cache, tree, drafter.needs, drafter.probes(state))
-        verdict = Verdict(
+        verdict = AcceptResult(
             (np.zeros(0, np.int64),) * len(live), np.array([tokens[1] for tokens in behind])
         )
         source.commit(cache, tree, verdict)
@@ -82,10 +82,10 @@ def _followed(
     `behind` holds the tokens of each live sequence from its root on. The second value is the
     drafter's new state.
     """
-    tree = Tree.planted(live, np.array([tokens[0] for tokens in behind]))
+    tree = Tree.from_roots(live, np.array([tokens[0] for tokens in behind]))
     frontier = np.arange(len(live))
-    for depth in range(1, DEEPEST + 1):
-        candidates, state = drafter.expand(state, tree, frontier, LIKELIEST, Drawing())
+    for depth in range(1, MAX_REACH + 1):
+        candidates, state = drafter.expand(state, tree, frontier, ORACLE_CANDIDATES, Drawing())
         rows = np.searchsorted(live, tree.row[frontier])
         nexts = np.array(
             [behind[i][depth] if depth < len(behind[i]) else -1 for i in rows.tolist()], np.int64
@@ -109,12 +109,12 @@ class Division:
     plain: float
 
 
-def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -> Division:
+def fastest_division(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -> Division:
     """Return the division of a text into steps that takes the fewest seconds.
 
     Args:
         reach: [M] number of tokens that the drafter proposes correctly after each root; see
-            `reaches`.
+            `correct_tokens`.
         start: position of the first root in the text, which is also the number of tokens before it.
         costs: costs of draft steps and target passes.
         ahead: number of depths for which one draft step proposes tokens.
@@ -156,12 +156,12 @@ def log(
         temperature: temperature of the texts.
         starts: [P] position of each text's first root.
         reach: [P] for each text, the number of tokens that the drafter proposes correctly after
-            every root; see `reaches`.
+            every root; see `correct_tokens`.
         ahead: number of depths for which one draft step proposes tokens.
     """
     coded = {
         "lengths": list(map(len, reach)),
-        "reach": step_codec.runs(np.concatenate([*reach, NONE]).tolist()),
+        "reach": step_codec.encode_runs(np.concatenate([*reach, NO_DEPTHS]).tolist()),
     }
     return {
         "drafter": drafter,
@@ -187,7 +187,7 @@ def row(
     """
     entries = Entries(saved, "the oracle's log")
     lengths = entries.get("lengths", list[int], least=0)
-    all_of_them = step_codec.unrun(
+    all_of_them = step_codec.decode_runs(
         entries.get("reach", list[int]), sum(lengths), "the oracle's log"
     )
     starts = entries.get("starts", list[int], least=0)
@@ -198,7 +198,8 @@ def row(
     parts = np.split(np.array(all_of_them, np.int64), np.cumsum(lengths)[:-1])
     ahead = entries.get("ahead", int, 1, least=1)
     found = [
-        divided(reach, start, costs, ahead) for reach, start in zip(parts, starts, strict=True)
+        fastest_division(reach, start, costs, ahead)
+        for reach, start in zip(parts, starts, strict=True)
     ]
     depths, everyone = [d for division in found for d in division.depths], np.arange(len(found))
     seconds, plain = (np.array([getattr(d, name) for d in found]) for name in ("seconds", "plain"))

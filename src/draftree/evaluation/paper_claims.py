@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from draftree.evaluation.bootstrap import ENOUGH, FEW, LEVEL, Ratio, ResultRow, holm, paired
+from draftree.evaluation.bootstrap import (
+    ERROR_LEVEL,
+    MIN_PROMPTS,
+    TOO_FEW,
+    Ratio,
+    ResultRow,
+    holm,
+    paired,
+)
 
 By = Literal["steps", "nodes", "counted_seconds", "places"]
 WORDS: Mapping[By, str] = {
@@ -22,7 +30,7 @@ WORDS: Mapping[By, str] = {
 PLAIN = "plain"
 """Names plain decoding as the other side of a pairing, counted at the costs of the pairing's
 drafter."""
-KEPT = 0.05
+KEPT_MARGIN = 0.05
 """Margin for a figure that is said to be kept: the whole interval of the ratio must be below it."""
 
 
@@ -57,7 +65,7 @@ class Claim:
     keeps: bool = False
     temperature: float = 0.0
     not_run: str = ""
-    level: float = LEVEL
+    level: float = ERROR_LEVEL
     both: bool = False
 
     @property
@@ -89,7 +97,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """Store a claim with the figures that were measured for it, and whether it holds.
 
     Attributes:
@@ -141,12 +149,12 @@ def _spec(part: str, names: Mapping[str, str]) -> str:
     return f"{spec}{',' if ':' in spec else ':'}{knobs}" if knobs else spec
 
 
-def judged(
+def judge_claims(
     claims: Sequence[Claim],
     results: Sequence[Mapping[str, Any]],
     names: Mapping[str, str],
     missing: Mapping[str, str],
-) -> list[Judged]:
+) -> list[JudgedClaim]:
     """Judge claims by saved results.
 
     Args:
@@ -155,42 +163,42 @@ def judged(
         names: the spec of a drafter or policy, by its name in the claims.
         missing: why there is none, by its name in the claims.
     """
-    found, ratios = list[Judged](), dict[tuple[str, str, float, By], Ratio]()
+    found, ratios = list[JudgedClaim](), dict[tuple[str, str, float, By], Ratio]()
     for claim in claims:
         why = claim.not_run or next(
             (missing[name] for name in sorted(claim.parts & missing.keys())), ""
         )
         rows = None if why else _rows(claim, results, names)
         if rows is None:
-            found.append(Judged(claim, why=why or "no result has both at this temperature"))
+            found.append(JudgedClaim(claim, why=why or "no result has both at this temperature"))
             continue
         mine, other, seed = rows
         for compared in claim.comparisons:
             if compared not in ratios:
                 ratios[compared] = paired(mine, other, compared[-1], seed)
-        found.append(Judged(claim, (mine["acceptance_length"], other["acceptance_length"])))
+        found.append(JudgedClaim(claim, (mine["acceptance_length"], other["acceptance_length"])))
     adjusted = dict(zip(ratios, holm(list(ratios.values())), strict=True))
     return [_with(j, [adjusted[c] for c in j.claim.comparisons]) if j.taus else j for j in found]
 
 
-def _with(one: Judged, ratios: Sequence[Ratio]) -> Judged:
+def _with(one: JudgedClaim, ratios: Sequence[Ratio]) -> JudgedClaim:
     """Return a claim with the ratios of its comparisons."""
     first, *kept = ratios
     said = [verdict(one.claim, first), *(verdict(replace(one.claim, keeps=True), r) for r in kept)]
-    whole = next((word for word in (FEW, "fails", "ties") if word in said), "holds")
+    whole = next((word for word in (TOO_FEW, "fails", "ties") if word in said), "holds")
     return replace(one, ratio=first, verdict=whole, kept=kept[0] if kept else None)
 
 
 def verdict(claim: Claim, ratio: Ratio) -> str:
     """Return whether a claim holds, by its interval and its adjusted p-value."""
     if ratio.few:
-        return FEW
+        return TOO_FEW
     if claim.keeps:
         return (
             "holds"
-            if ratio.high <= 1 + KEPT
+            if ratio.high <= 1 + KEPT_MARGIN
             else "fails"
-            if ratio.p < claim.level and ratio.low > 1 + KEPT
+            if ratio.p < claim.level and ratio.low > 1 + KEPT_MARGIN
             else "ties"
         )
     if ratio.p >= claim.level:
@@ -230,10 +238,10 @@ def _plain(row: ResultRow) -> ResultRow | None:
     }
 
 
-VERDICTS = ("holds", "ties", "fails", FEW, "not run")
+VERDICTS = ("holds", "ties", "fails", TOO_FEW, "not run")
 
 
-def summary(found: Sequence[Judged]) -> str:
+def summary(found: Sequence[JudgedClaim]) -> str:
     """Return how many claims hold, tie, fail and were not run.
 
     A comparison that occurs in several claims counts once.
@@ -243,10 +251,10 @@ def summary(found: Sequence[Judged]) -> str:
         for j in reversed(found)
     }
     count = {word: sum(j.verdict == word for j in distinct.values()) for word in VERDICTS}
-    told = [f"{word}: {n}" for word, n in count.items() if n or word != FEW]
+    told = [f"{word}: {n}" for word, n in count.items() if n or word != TOO_FEW]
     family = {
         c for j in found if j.ratio is not None and not j.ratio.few for c in j.claim.comparisons
     }
-    few = f" A verdict needs at least {ENOUGH} prompts." if count[FEW] else ""
+    few = f" A verdict needs at least {MIN_PROMPTS} prompts." if count[TOO_FEW] else ""
     several = "the 1 comparison" if len(family) == 1 else f"the {len(family)} different comparisons"
     return f"{len(distinct)} claims, {', '.join(told)}; p adjusted by Holm's method over {several} of this run.{few}"

@@ -671,7 +671,7 @@ CLAIMS = (
 )
 
 
-def selected(papers: Sequence[str], tables: Sequence[str] = ()) -> list[Claim]:
+def select_claims(papers: Sequence[str], tables: Sequence[str] = ()) -> list[Claim]:
     """Return the claims of the papers that match, in the order of the papers.
 
     Args:

@@ -12,8 +12,8 @@ from draftree.engine import Engine
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Expand, Policy
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Taps, Target
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.target.target import HiddenStates, Target
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 
 def plain_engine(target: Target, acceptor: Acceptor | None = None) -> Engine:
@@ -32,7 +32,7 @@ class _NoDrafts(Drafter[int]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: int | None = None,
         rows: Ints | None = None,
     ) -> int:
@@ -43,7 +43,7 @@ class _NoDrafts(Drafter[int]):
     ) -> tuple[Candidates, int]:
         return no_candidates(len(frontier), k), 0
 
-    def commit(self, state: int, tree: Tree, verdict: Verdict, taps: Taps) -> int:
+    def commit(self, state: int, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> int:
         return 0
 
     def truncate(self, state: int, lengths: Ints, rows: Ints | None = None) -> int:
@@ -60,5 +60,7 @@ class _NoTrees(Policy):
 
     prunes_on_draws = False
 
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         return tree

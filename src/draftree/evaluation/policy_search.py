@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import result_rows
-from draftree.evaluation.advice import FEWEST, halves
+from draftree.evaluation.advice import MIN_PROMPTS, split_in_halves
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.bootstrap import Ratio, ResultRow, paired
 from draftree.evaluation.grid import Cell
@@ -35,7 +35,7 @@ Space = dict[str, tuple[str, Any, Any]]
 upper limit) for real numbers, or (`choice`, list of values, None)."""
 
 
-def space(policy: Policy, named: Sequence[str] = ()) -> Space:
+def search_space(policy: Policy, named: Sequence[str] = ()) -> Space:
     """Return the options of a policy that can be searched and the values to try for each.
 
     The values depend on each option's type, range and current value.
@@ -78,7 +78,7 @@ def spec(name: str, knobs: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class SearchResult:
     """Store the result of a search for the options of a policy.
 
     Attributes:
@@ -159,7 +159,7 @@ class Search:
             (self.drafter, policy): replace(self.engine, policy=build("policy", policy), learned={})
         }
         work = Bench(cells, engines, requests, self.seed, recordings=self.recordings)
-        return result_rows.unclocked(
+        return result_rows.without_clocked(
             result_rows.rows(
                 [work.prompt(i) for i in range(len(requests))], self.seed, None, work.prices
             )[1]
@@ -172,7 +172,7 @@ class Search:
         storage: Path | None = None,
         named: Sequence[str] = (),
         tell: Tell = silent,
-    ) -> Tuned:
+    ) -> SearchResult:
         """Search settings on one half of the requests, and measure the best on the other half.
 
         Args:
@@ -187,19 +187,19 @@ class Search:
         Raises:
             UserError: there are too few requests, or Optuna is not installed.
         """
-        if len({r.prompt for r in requests}) < FEWEST:
+        if len({r.prompt for r in requests}) < MIN_PROMPTS:
             raise UserError(
-                f"{len(requests)} prompts were given, needed are at least {FEWEST} different ones"
+                f"{len(requests)} prompts were given, needed are at least {MIN_PROMPTS} different ones"
             )
         name, _, fixed = self.policy.partition(":")
         known = {item.partition("=")[0] for item in fixed.split(",") if item}
-        tried = {k: v for k, v in space(self.engine.policy, named).items() if k not in known}
+        tried = {k: v for k, v in search_space(self.engine.policy, named).items() if k not in known}
         if not tried:
             raise UserError(
                 f"policy '{self.policy}' fixes all its knobs, nothing is left to be searched"
             )
         base = dict(item.split("=", 1) for item in fixed.split(",") if item)
-        first, other = halves(requests)
+        first, other = split_in_halves(requests)
         study = self._study(first, tried, storage)
         done = dict[str, ResultRow]()
 
@@ -230,7 +230,7 @@ class Search:
         }
         judged = {s: self.row(s, other) for s in searched}
         beside = paired(judged[best], judged[self.policy], seed=self.seed).inverse
-        return Tuned(best, self.policy, searched, judged, beside, finished())
+        return SearchResult(best, self.policy, searched, judged, beside, finished())
 
     def _study(self, requests: Sequence[Request], tried: Space, storage: Path | None) -> Any:
         """Open or create the Optuna study of this search.

@@ -19,8 +19,8 @@ from draftree.errors import UserError
 from draftree.evaluation.target_trace import Recording, Text
 from draftree.models.forward_batch import Chunk
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import Needs, Probes, Target, Verified
-from draftree.tree import Ints, Tree, Verdict
+from draftree.target.target import HiddenStateSpec, Probes, Target, Verified
+from draftree.tree import AcceptResult, Ints, Tree
 
 CERTAIN = 1e4
 """Logit of the text's next token. All other logits are 0. The value exceeds any noise or
@@ -28,7 +28,7 @@ penalty."""
 
 
 @final
-class Replayed(Target):
+class ReplayTarget(Target):
     """Replace a target while one recorded text is generated again, without passes of the model.
 
     The text is reproduced by greedy decoding or, with the seed of the original sampling, by the
@@ -64,7 +64,7 @@ class Replayed(Target):
         self,
         cache: SlotCache,
         prompts: Sequence[Ints],
-        needs: Needs,
+        needs: HiddenStateSpec,
         rows: Ints | None = None,
         more: int = 0,
     ) -> Verified:
@@ -76,7 +76,7 @@ class Replayed(Target):
         self,
         cache: SlotCache,
         tree: Tree,
-        needs: Needs,
+        needs: HiddenStateSpec,
         probes: Probes | None = None,
         chunks: Sequence[Chunk] = (),
     ) -> Verified:
@@ -94,7 +94,7 @@ class Replayed(Target):
         return Verified(self._after(positions), taps)
 
     @override
-    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+    def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:
         self._recording.commit(cache, tree, verdict)
 
     def _after(self, positions: Ints) -> Tensor:

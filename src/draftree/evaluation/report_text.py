@@ -4,12 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftree.evaluation import step_codec
-from draftree.evaluation.bootstrap import ENOUGH, FEW, Compared, ResultRow, beside_plain
+from draftree.evaluation.bootstrap import (
+    MIN_PROMPTS,
+    TOO_FEW,
+    ResultRow,
+    RowComparison,
+    compare_to_plain,
+)
 
 Result = Mapping[str, Any]
 
 
-def clocked(result: Result) -> bool:
+def has_clocked_speedups(result: Result) -> bool:
     """Return whether the speed-ups were measured by the clock, and not only counted by costs."""
     return "speedup" in result["rows"][0]
 
@@ -22,10 +28,10 @@ def name_of(row: ResultRow) -> str:
 
 def measure(result: Result) -> str:
     """Return the key of the speed-up by which rows are ranked."""
-    return "speedup" if clocked(result) else "counted_speedup"
+    return "speedup" if has_clocked_speedups(result) else "counted_speedup"
 
 
-def ranked(result: Result) -> list[ResultRow]:
+def rank_rows(result: Result) -> list[ResultRow]:
     """Return the rows that have a policy and a speed-up, the fastest first."""
     by = measure(result)
     return sorted(
@@ -47,13 +53,13 @@ def bars(result: Result) -> list[dict[str, Any]]:
             "value": r[by],
             "low": r["intervals"][by][0],
             "high": r["intervals"][by][1],
-            "bound": None if clocked(result) else bounds.get(_place(r)),
+            "bound": None if has_clocked_speedups(result) else bounds.get(_place(r)),
         }
-        for r in ranked(result)
+        for r in rank_rows(result)
     ]
 
 
-def gaps(result: Result) -> list[str]:
+def gap_sentences(result: Result) -> list[str]:
     """Return a sentence for each drafter that compares its best counted row with the oracle."""
     found = []
     for bound in result.get("oracle", ()):
@@ -97,21 +103,23 @@ def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
 
 def verdict(result: Result) -> str:
     """Return sentences that say whether to speculate, how, and with what speed-up."""
-    by, rows = measure(result), ranked(result)
+    by, rows = measure(result), rank_rows(result)
     if not rows:
         return "Nothing was measured beside plain decoding, so there is nothing to advise."
     target, device = (
         result["provenance"]["target"]["name"],
         result["provenance"]["hardware"].get("device", "this machine"),
     )
-    compared = beside_plain(result, "seconds" if clocked(result) else "counted_seconds")
+    compared = compare_to_plain(
+        result, "seconds" if has_clocked_speedups(result) else "counted_seconds"
+    )
     faster, others = [c.mine for c in compared if c.ratio.verdict == "faster"], len(compared)
     best = next((r for r in rows if r in faster), rows[0])  # the fastest of which that may be said
     known = next((c for c in compared if c.mine is best), None)
     low, high = best["intervals"][by]
     how = (
         "by the clock"
-        if clocked(result)
+        if has_clocked_speedups(result)
         else "counted on simulated costs"
         if result["simulated"]
         else "by counted costs"
@@ -122,8 +130,8 @@ def verdict(result: Result) -> str:
         else f"With {target} on {best.get('machine') or 'that machine'}"
     )
     figure = f"{best[by]:.2f} × [{low:.2f}, {high:.2f}] {how}, on {best['prompts']} prompts"
-    if known is not None and known.ratio.verdict == FEW:
-        return f"{where}, too few prompts to say whether to speculate: {name_of(best)} has {figure}, needed are {ENOUGH}."
+    if known is not None and known.ratio.verdict == TOO_FEW:
+        return f"{where}, too few prompts to say whether to speculate: {name_of(best)} has {figure}, needed are {MIN_PROMPTS}."
     if known is None or known.ratio.verdict == "not told apart":
         untold = f"nothing was told apart from plain decoding in {others} comparisons"
         return (
@@ -136,7 +144,7 @@ def verdict(result: Result) -> str:
     return f"{where}, speculate with {name_of(best)}: {figure}, at {how_much}. {_close(rows, known, by)}"
 
 
-def _close(rows: Sequence[ResultRow], best: Compared, by: str) -> str:
+def _close(rows: Sequence[ResultRow], best: RowComparison, by: str) -> str:
     """Return a sentence on the other rows whose intervals reach the best row's speed-up."""
     near = [
         name_of(r) for r in rows if r is not best.mine and r["intervals"][by][1] >= best.mine[by]

@@ -19,15 +19,15 @@ from draftree.evaluation.result_rows import (
     counted_figures,
     expected_speedup,
     intervals,
-    unclocked,
+    without_clocked,
 )
-from draftree.evaluation.roofline import Drafting, Machine, varied
+from draftree.evaluation.roofline import Drafting, Machine, vary_costs
 from draftree.metrics import Work
 from draftree.registry import build
 
 PLAIN = "plain"
 """What a row of the baseline has for a drafter."""
-VARIED = [(slope, overhead) for overhead in (0.0, 1.2e-3) for slope in (0.5, 1.0, 2.0)]
+COST_VARIATIONS = [(slope, overhead) for overhead in (0.0, 1.2e-3) for slope in (0.5, 1.0, 2.0)]
 """Factors of what further tokens cost, and seconds of the host added to every step, by which a
 machine's costs are varied."""
 
@@ -37,7 +37,7 @@ def drafters(result: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(r["drafter"] for r in result["rows"] if r["drafter"] != PLAIN))
 
 
-def recounted(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> dict[str, Any]:
+def reprice_result(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> dict[str, Any]:
     """Return the result with its counted figures by other costs, and without those by the clock.
 
     Args:
@@ -62,7 +62,7 @@ def on_one_curve(result: Mapping[str, Any]) -> dict[str, Any]:
     that read costs keep the trees that they have grown, and their rows have `own_costs`.
 
     Raises:
-        UserError: as `recounted`; or the costs are of different contexts or numbers of sequences.
+        UserError: as `reprice_result`; or the costs are of different contexts or numbers of sequences.
     """
     saved = result["provenance"].get("costs") or {}
     if not set(drafters(result)) <= set(saved):
@@ -130,12 +130,12 @@ def _table(saved: Mapping[str, Any]) -> CostTable:
 def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[str, Any]:
     """Return the result recomputed for other machines, with one copy of its rows for each.
 
-    Each row has the name of its `machine`. Its `varied` holds the counted speed-up where further
+    Each row has the name of its `machine`. Its `vary_costs` holds the counted speed-up where further
     tokens cost half or twice as much, and where the host takes time in every step. It is None where
     the policy reads costs.
 
     Raises:
-        UserError: as `recounted`; or the result does not say what its drafters read.
+        UserError: as `reprice_result`; or the result does not say what its drafters read.
     """
     saved = result["provenance"].get("drafting")
     if saved is None or not set(drafters(result)) <= set(saved):
@@ -148,11 +148,11 @@ def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[
     bounds = list[ResultRow]()
     for machine in machines:
         tables = {d: machine.costs(w) for d, w in work.items()}
-        here = recounted(result, tables)
+        here = reprice_result(result, tables)
         bounds += [{"machine": machine.name} | bound for bound in here["oracle"]]
         others = [
             [r["counted_speedup"] for r in _recounted(result, _bent(tables, *how), False)["rows"]]
-            for how in VARIED
+            for how in COST_VARIATIONS
         ]
         for row, *speedups in zip(here["rows"], *others, strict=True):
             known = None if row["policy"] is None or reads_costs(row) else _varied(speedups)
@@ -168,15 +168,15 @@ def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[
 def _varied(speedups: Sequence[float]) -> list[dict[str, float]]:
     return [
         {"slope": s, "overhead": o, "counted_speedup": x}
-        for (s, o), x in zip(VARIED, speedups, strict=True)
+        for (s, o), x in zip(COST_VARIATIONS, speedups, strict=True)
     ]
 
 
 def _bent(tables: Mapping[str, CostTable], slope: float, overhead: float) -> dict[str, CostTable]:
-    return {d: varied(table, slope, overhead) for d, table in tables.items()}
+    return {d: vary_costs(table, slope, overhead) for d, table in tables.items()}
 
 
-def without(result: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
+def without_policies(result: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
     """Return the result without the rows of some policies.
 
     Raises:
@@ -194,7 +194,7 @@ def order_changes(rows: Sequence[ResultRow]) -> bool:
     known = [r for r in rows if r.get("varied")]
     best = {
         max(range(len(known)), key=lambda i: known[i]["varied"][v]["counted_speedup"])
-        for v in range(len(VARIED))
+        for v in range(len(COST_VARIATIONS))
         if known
     }
     return len(best) > 1
@@ -254,7 +254,7 @@ def _works(row: ResultRow, number: int) -> list[list[Work]]:
 def _recounted(
     result: Mapping[str, Any], tables: Mapping[str, CostTable], bounded: bool = True
 ) -> dict[str, Any]:
-    """Run `recounted` without checks; `bounded` is whether to compute intervals."""
+    """Run `reprice_result` without checks; `bounded` is whether to compute intervals."""
     works = [_works(row, i) for i, row in enumerate(result["rows"])]
     plain = {
         r["temperature"]: (r, w)
@@ -287,15 +287,15 @@ def _row(
     base, base_works = plain
     costs = tables.get(row["drafter"])
     if costs is None:  # the baseline, counted by the costs of each drafter it is compared with
-        return unclocked(row)
+        return without_clocked(row)
     mine = Totals.read(row, [counted(costs, work)[0] for work in works])
     theirs = Totals.read(base, [counted_plain(costs, work) for work in base_works])
     figures = counted_figures(mine, theirs, sum(counted(costs, work)[1] for work in works))
-    new = unclocked(row) | figures | {"cost_ratio": costs.ratio}
+    new = without_clocked(row) | figures | {"cost_ratio": costs.ratio}
     if seed is not None:
         new["intervals"] = row["intervals"] | intervals(mine, theirs, seed)
     each = {"counted_seconds": mine, "counted_plain": theirs}
     new["per_prompt"] = row["per_prompt"] | {
         name: totals.per_prompt["counted_seconds"] for name, totals in each.items()
     }
-    return unclocked(new | {"expected_speedup": expected_speedup(new)})
+    return without_clocked(new | {"expected_speedup": expected_speedup(new)})

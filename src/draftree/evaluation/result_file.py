@@ -12,17 +12,17 @@ from draftree.evaluation.bench import Bench
 from draftree.evaluation.bootstrap import ResultRow
 from draftree.evaluation.grid import Cell, PromptResult
 from draftree.evaluation.result_rows import Prices
-from draftree.evaluation.roofline import Machine, drafting
+from draftree.evaluation.roofline import Machine, count_draft_reads
 from draftree.utils.progress import Tell, silent
-from draftree.viewer.token_text import Spellings, flowing
+from draftree.viewer.token_text import Spellings, mark_line_ends
 
-KEPT = 3
+STORED_TEXTS = 3
 """Number of texts that a result stores for each temperature."""
 Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
 """Results by prompt and cell, and the costs by drafter with which their work is counted."""
 
 
-def finished(
+def assemble_result(
     work: Bench,
     runs: Mapping[str, Run],
     about: Mapping[str, Any],
@@ -53,7 +53,7 @@ def finished(
     for machine, (texts, costs) in runs.items():
         own, name = (
             {d: replace(q, cost_ratio=costs[d].ratio) for d, q in quality.items()},
-            named(machine),
+            machine_field(machine),
         )
         rows += [
             name | row | by_category(row, categories)
@@ -67,9 +67,11 @@ def finished(
     )
     if simulated or work.recordings is not None:
         rows = list(
-            map(result_rows.unclocked, rows)
+            map(result_rows.without_clocked, rows)
         )  # figures by this machine's clock are not compared with simulated ones
-    reads = {d: asdict(drafting(work.target, e.drafter)) for (d, _), e in work.engines.items()}
+    reads = {
+        d: asdict(count_draft_reads(work.target, e.drafter)) for (d, _), e in work.engines.items()
+    }
     told = {
         **about,
         "drafting": reads,
@@ -93,7 +95,7 @@ def finished(
 def texts_of(
     work: Bench, done: Sequence[Mapping[Cell, PromptResult]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the first `KEPT` texts of plain decoding by temperature, token by token."""
+    """Return the first `STORED_TEXTS` texts of plain decoding by temperature, token by token."""
     tokenizer = work.target.tokenizer
     spelt = Spellings(tokenizer)
     return {
@@ -101,18 +103,20 @@ def texts_of(
             {
                 "prompt": tokenizer.decode(list(request.prompt)),
                 "pieces": [
-                    flowing(spelt.data(token).decode(errors="replace"))
+                    mark_line_ends(spelt.data(token).decode(errors="replace"))
                     for token in written[cell].tokens
                 ],
             }
-            for request, written in zip(work.requests[:KEPT], done[:KEPT], strict=True)
+            for request, written in zip(
+                work.requests[:STORED_TEXTS], done[:STORED_TEXTS], strict=True
+            )
         ]
         for cell in work.cells
         if cell.plain
     }
 
 
-def named(machine: str) -> ResultRow:
+def machine_field(machine: str) -> ResultRow:
     """Return the field `machine` for the rows of a machine; no field for this machine."""
     return {"machine": machine} if machine else {}
 

@@ -22,7 +22,7 @@ from draftree.evaluation.grid import Cell, PromptResult, Quality
 from draftree.metrics import Work, repeated_ngrams, total
 from draftree.registry import part
 from draftree.tree import Floats, Ints
-from draftree.utils.files import Entries, read_object, understood, write_text
+from draftree.utils.files import Entries, as_user_error, read_object, write_text
 
 NGRAM = 8
 """Length in tokens of the n-grams whose repetitions are counted."""
@@ -190,19 +190,26 @@ def counted_figures(mine: Totals, base: Totals, drafting: float) -> ResultRow:
     }
 
 
-CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "seconds", "phases")
+CLOCKED_FIGURES = (
+    "tokens_per_second",
+    "speedup",
+    "draft_seconds",
+    "verify_seconds",
+    "seconds",
+    "phases",
+)
 """Names of the figures that are measured by the clock."""
 
 
-def unclocked(figures: Mapping[str, Any]) -> ResultRow:
+def without_clocked(figures: Mapping[str, Any]) -> ResultRow:
     """Return a copy of a row's figures without those that are measured by the clock.
 
     A replay cannot measure such figures, and they say nothing about another machine.
     """
     inside = {
-        k: unclocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()
+        k: without_clocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()
     }
-    return {k: v for k, v in inside.items() if k not in CLOCKED}
+    return {k: v for k, v in inside.items() if k not in CLOCKED_FIGURES}
 
 
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
@@ -229,7 +236,7 @@ def _speedup(mine: Totals, base: Totals) -> float:
     return float(rates[0] / rates[1])
 
 
-NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
+NUMBER_ARRAY = re.compile(r"\[\n[^][{}\"]*\]")
 """Pattern for an array of numbers in indented JSON. Strings in JSON contain no line breaks."""
 
 
@@ -259,11 +266,11 @@ def as_text(result: Mapping[str, Any]) -> str:
         ValueError: a figure is not finite.
     """
     on_a_line = lambda found: "[" + " ".join(found[0][1:-1].split()) + "]"
-    return NUMBERS.sub(on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n"
+    return NUMBER_ARRAY.sub(on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n"
 
 
 RESULT = "a result as `draftree bench --out` writes it"
-KINDS: Mapping[str, Any] = {
+ENTRY_TYPES: Mapping[str, Any] = {
     "simulated": bool,
     "provenance": dict,
     "rows": list[ResultRow],
@@ -287,7 +294,7 @@ ROW_KINDS: Mapping[str, Any] = {
 
 
 @contextmanager
-def consistent(*paths: Path) -> Iterator[None]:
+def as_result_error(*paths: Path) -> Iterator[None]:
     """Turn an error inside the context into a `UserError` that names the result files.
 
     Reading a result checks only the types of its entries. Entries that do not fit together cause
@@ -297,7 +304,7 @@ def consistent(*paths: Path) -> Iterator[None]:
         UserError: an error occurred inside the context.
     """
     names = ", ".join(f"'{path}'" for path in paths)
-    with understood(f"{names}: the entries do not fit together") if paths else nullcontext():
+    with as_user_error(f"{names}: the entries do not fit together") if paths else nullcontext():
         yield
 
 
@@ -314,8 +321,8 @@ def read(path: Path) -> dict[str, Any]:
         )
     if not result.get("rows", list[ResultRow]) or not result.get("provenance", dict):
         raise UserError(f"'{path}' is not {RESULT}: it has no rows or no provenance")
-    for name in KINDS.keys() & result.values.keys():
-        result.get(name, KINDS[name])
+    for name in ENTRY_TYPES.keys() & result.values.keys():
+        result.get(name, ENTRY_TYPES[name])
     for number, row in enumerate(result.values["rows"]):
         saved = Entries(row, f"'{path}', row {number}")
         for name in ROW_KINDS.keys() & row.keys():

@@ -10,7 +10,7 @@ from typing import Any
 from draftree.errors import UserError
 from draftree.evaluation.grid import Cell, PromptResult
 from draftree.metrics import Stats, Step, Work
-from draftree.utils.files import append, understood, write_text
+from draftree.utils.files import append, as_user_error, write_text
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Journal:
         An incomplete last line is removed. If there is no journal of this run, one is created.
         """
         lines, done = list[str](), list[dict[Cell, PromptResult]]()
-        with suppress(UserError), understood("what comes after it cannot be read"):
+        with suppress(UserError), as_user_error("what comes after it cannot be read"):
             key, *lines = self.path.read_text("utf-8", errors="replace").splitlines()
             if json.loads(key) == json.loads(json.dumps(self.key)):
                 for line in lines:

@@ -26,8 +26,8 @@ from draftree.measure_costs import CANDIDATES, DRAFTED, FED, FED_WIDE, settled_c
 from draftree.policies.base import append
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
-from draftree.tree import Tree, Verdict
-from draftree.utils.files import Entries, read_object, understood
+from draftree.tree import AcceptResult, Tree
+from draftree.utils.files import Entries, as_user_error, read_object
 from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import Part, knob
 
@@ -35,9 +35,9 @@ FOLDER = Path(__file__).parents[1] / "machines"
 CONTEXTS = (0, 8192)
 """Numbers of committed tokens for which a derived cost file has entries. Costs at other contexts
 are interpolated linearly."""
-READ = 8
+PROMPT_TOKENS = 8
 """Length in tokens of the prompt that is read before the weights of a draft step are counted."""
-LEAST = 1e-9
+MIN_STORED_SECONDS = 1e-9
 """Seconds stored for a draft step that costs nothing. A stored cost has to be above 0."""
 
 
@@ -168,7 +168,7 @@ class Roofline(Part):
     def steps(self, work: Drafting) -> dict[int, float]:
         """Return {f: sₐ(f)}, the seconds of a draft step over f frontier nodes."""
         return {
-            f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), LEAST)
+            f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), MIN_STORED_SECONDS)
             for f in DRAFTED
         }
 
@@ -219,7 +219,7 @@ class Machine:
         )
         for entry in ("device", "kind"):
             about.get(entry, str)
-        with understood(f"'{path}' is not a machine's costs"):
+        with as_user_error(f"'{path}' is not a machine's costs"):
             return cls(name, CostTable.load(path), Roofline(**saved) if saved else None)
 
     @property
@@ -240,7 +240,10 @@ class Machine:
         passes = (
             1.0 if work.layers or work.heads else 0.0
         )  # the assumed draft step represents any network
-        steps = {f: max(passes * entry.draft_seconds(f) + work.seconds(f), LEAST) for f in DRAFTED}
+        steps = {
+            f: max(passes * entry.draft_seconds(f) + work.seconds(f), MIN_STORED_SECONDS)
+            for f in DRAFTED
+        }
         return replace(entry, draft=steps)
 
 
@@ -249,7 +252,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
-def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
+def vary_costs(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
     """Return a cost table in which further tokens or the host's work cost more or less.
 
     Args:
@@ -269,7 +272,7 @@ def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostT
     return CostTable(tuple(map(bent, table.entries)), {**table.about, **told})
 
 
-def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Drafting:
+def count_draft_reads(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Drafting:
     """Count the weights that a drafter reads in the second draft step of a tree and in a commit.
 
     Parts of the drafter that look up continuations are timed on this machine, unless their times
@@ -299,7 +302,7 @@ def _sizes(target: Target) -> tuple[int, int]:
     return sum(p.numel() for p in decoder.layers[0].parameters()), decoder.vocab * decoder.hidden
 
 
-MULTIPLIED = ("linear", "_linear_pointwise", "addmm")
+GEMM_FUNCTIONS = ("linear", "_linear_pointwise", "addmm")
 """Names of the functions that multiply activations by a weight matrix: torch's `linear`, oneDNN's
 fused variant, and `addmm`, which GPT-2's layers call."""
 
@@ -321,7 +324,7 @@ class _Reading(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "").partition(".")[0] in MULTIPLIED:
+        if getattr(func, "__name__", "").partition(".")[0] in GEMM_FUNCTIONS:
             rows = args[1] if func is torch.addmm else args[0]
             if made.shape[-1] > self.widest:
                 self.heads += rows.shape[-1] * made.shape[-1]
@@ -339,12 +342,12 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
     widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
     first, step, commit, later = (_Reading(widest) for _ in range(4))
     zero = np.zeros(1, np.int64)
-    prompt = np.arange(READ) % target.decoder.vocab
-    cache = target.new_cache(1, 2 * READ)
-    state = drafter.caught_up(
+    prompt = np.arange(PROMPT_TOKENS) % target.decoder.vocab
+    cache = target.new_cache(1, 2 * PROMPT_TOKENS)
+    state = drafter.flush(
         drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps)
     )
-    root = Tree.planted(zero, zero)
+    root = Tree.from_roots(zero, zero)
     with first:
         candidates, state = drafter.expand(state, root, zero, CANDIDATES, Drawing())
     tree = append(root, zero, candidates)
@@ -352,16 +355,16 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
         with step:
             _, state = drafter.expand(state, tree, np.array([1]), CANDIDATES, Drawing())
     taps = target.verify(cache, root, drafter.needs, drafter.probes(state)).taps
-    nothing = Verdict((np.zeros(0, np.int64),), np.ones(1, np.int64))
+    nothing = AcceptResult((np.zeros(0, np.int64),), np.ones(1, np.int64))
     target.commit(cache, root, nothing)
     with commit:
         state = drafter.commit(state, root, nothing, taps)
     with later:
-        drafter.caught_up(state)
+        drafter.flush(state)
     return (step if step.layers or step.heads else first), commit, later
 
 
-def derived(name: str) -> dict[str, Any]:
+def recompute_machine(name: str) -> dict[str, Any]:
     """Return the contents of a machine file, computed again from the roofline stored in it."""
     machine = Machine.load(name)
     assert machine.roofline is not None

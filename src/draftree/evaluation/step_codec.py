@@ -25,12 +25,12 @@ target pass), `context` (increase of the context since the previous step), `acce
 COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
 
 
-def runs(values: Sequence[int]) -> Runs:
+def encode_runs(values: Sequence[int]) -> Runs:
     """Return the run-length encoding of a column."""
     return list(chain.from_iterable((value, len(list(same))) for value, same in groupby(values)))
 
 
-def unrun(coded: Runs, length: int, where: str) -> list[int]:
+def decode_runs(coded: Runs, length: int, where: str) -> list[int]:
     """Decode a run-length encoding, and return the column.
 
     Args:
@@ -66,7 +66,9 @@ def encode(prompts: Sequence[Stats]) -> WorkLog:
         [w.finds for w in work],
     )
     counts = {"shapes": [list(shape) for shape in shapes], "steps": [len(s.work) for s in prompts]}
-    return counts | {name: runs(column) for name, column in zip(COLUMNS, columns, strict=True)}
+    return counts | {
+        name: encode_runs(column) for name, column in zip(COLUMNS, columns, strict=True)
+    }
 
 
 def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
@@ -84,7 +86,7 @@ def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
     ]
     columns.append(entries.get(COLUMNS[-1], list[int], [0, sum(counts)] if sum(counts) else []))
     shape, fed, context, accepted, depth, finds = (
-        unrun(column, sum(counts), where) for column in columns
+        decode_runs(column, sum(counts), where) for column in columns
     )
     try:
         steps = [Step(a, f - 1, d) for a, f, d in zip(accepted, fed, depth, strict=True)]

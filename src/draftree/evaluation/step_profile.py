@@ -28,7 +28,7 @@ outside these phases is called `other`."""
 READ, RATE = 1 << 26, 1024
 """Number of float32 values that are read to measure the memory bandwidth, and number of rows and
 columns of the matrices that are multiplied to measure the arithmetic rate."""
-LONGEST = 1.0
+MAX_PROBE_SECONDS = 1.0
 """Time limit in seconds for measuring a machine's upper limits."""
 
 
@@ -49,7 +49,7 @@ class Ceilings:
         square = torch.ones(RATE, RATE, device=decoder.device, dtype=decoder.dtype)
         with torch.inference_mode():
             read, done = interleaved(
-                [lambda: row.sum(), lambda: square @ square], decoder.device, LONGEST
+                [lambda: row.sum(), lambda: square @ square], decoder.device, MAX_PROBE_SECONDS
             )
         return cls(4 * READ / read, 2 * RATE**3 / done)
 
@@ -108,11 +108,11 @@ def parts(stats: Stats, floor: float | None = None) -> list[Part]:
             seconds / whole,
             floor if name == "target pass" else None,
         )
-        for name, seconds in together(stats.phases, stats.seconds).items()
+        for name, seconds in sum_phases(stats.phases, stats.seconds).items()
     ]
 
 
-def together(phases: Mapping[str, float], whole: float) -> dict[str, float]:
+def sum_phases(phases: Mapping[str, float], whole: float) -> dict[str, float]:
     """Return the seconds by part, given the seconds by phase and the total.
 
     Parts without any time are left out.
@@ -124,11 +124,11 @@ def together(phases: Mapping[str, float], whole: float) -> dict[str, float]:
 
 def per_token(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the milliseconds per new token by part, from a benchmark's row."""
-    parts = together(row["phases"], row["seconds"])
+    parts = sum_phases(row["phases"], row["seconds"])
     return {name: 1e3 * seconds / max(row["new_tokens"], 1) for name, seconds in parts.items()}
 
 
-def profiled(target: Target, stats: Stats) -> list[Part]:
+def profile_step(target: Target, stats: Stats) -> list[Part]:
     """Return the figures of a step's parts, with a lower bound for the target pass.
 
     The bound is computed from the limits of this machine, which this function measures.

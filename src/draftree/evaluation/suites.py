@@ -18,11 +18,11 @@ from typing import Any
 from draftree.data.prompts import Content, question
 from draftree.data.readers import CHATS, READERS, Row, messages, rows
 from draftree.errors import UnknownName, UserError, shown
-from draftree.evaluation.dataset_formats import FORMATS, Wording, asked
-from draftree.utils.files import understood
+from draftree.evaluation.dataset_formats import FORMATS, Wording, read_row
+from draftree.utils.files import as_user_error
 
 FOLDER = Path(__file__).parent / "prompts"
-APART = 1 << 20
+SUITE_STRIDE = 1 << 20
 """Difference between the numbers of corresponding prompts in two suites that are joined."""
 
 
@@ -86,7 +86,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in FOLDER.glob("*.jsonl")))
 
 
-def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plain") -> Suite:
+def join_suites(several: Sequence[str], whole: bool = False, wording: Wording = "plain") -> Suite:
     """Return the prompts of several suites as one suite.
 
     A prompt without a category gets the name of its suite.
@@ -107,7 +107,7 @@ def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plai
             f"--suite is given {', '.join(several)}: two of them hold the same prompts, allowed are different ones"
         )
     prompts = [
-        replace(p, number=p.number + i * APART, category=p.category or suite.name)
+        replace(p, number=p.number + i * SUITE_STRIDE, category=p.category or suite.name)
         for i, suite in enumerate(found)
         for p in suite.prompts
     ]
@@ -138,11 +138,11 @@ def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
         return _benchmark(benchmark, file, wording)
     if not isfile(path):
         raise UnknownName("suite or file of prompts", name, (*names(), *FORMATS))
-    with understood(f"cannot read suite '{name}'"):
+    with as_user_error(f"cannot read suite '{name}'"):
         data = path.read_bytes()
         found, rule = _read(path, whole)
         prompts = tuple(
-            SuitePrompt(i, content(row, where), str(row.get("category", "")), later(row))
+            SuitePrompt(i, content(row, where), str(row.get("category", "")), later_questions(row))
             for i, (row, where) in enumerate(found)
         )
     if not prompts:
@@ -168,10 +168,10 @@ def _benchmark(name: str, file: str, wording: Wording) -> Suite:
     if file and not isfile(file):
         raise UserError(f"suite '{name}:{file}': there is no file '{file}'")
     digest, prompts = hashlib.sha256(), []
-    with understood(f"cannot read suite '{name}'"):
+    with as_user_error(f"cannot read suite '{name}'"):
         for i, (row, where) in enumerate(rows(Path(file)) if file else _hub(name)):
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-            of = asked(name, row, where, wording)
+            of = read_row(name, row, where, wording)
             first, *after = of.questions
             prompts.append(
                 SuitePrompt(i, first if of.raw else question(first), of.category, tuple(after))
@@ -198,7 +198,7 @@ def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield row, f"{hub[0]}, row {i}"
 
 
-def later(row: dict[str, Any]) -> tuple[str, ...]:
+def later_questions(row: dict[str, Any]) -> tuple[str, ...]:
     """Return the questions after the first one of a row with `turns`; empty for other rows."""
     turns = row.get("turns")
     return tuple(t for t in turns[1:] if isinstance(t, str)) if isinstance(turns, list) else ()

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import LAST, Needs, Probes, Taps, Target, Verified
-from draftree.tree import Ints, Tree, Verdict
+from draftree.target.target import LAST, HiddenStates, HiddenStateSpec, Probes, Target, Verified
+from draftree.tree import AcceptResult, Ints, Tree
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Recording:
         `layers` are entries of `hidden_states`. The last entry is always recorded.
         """
         index = target.decoder.hidden_index
-        needs = Needs(
+        needs = HiddenStateSpec(
             hidden=tuple(dict.fromkeys(u if u == UNNORMED else index(u) for u in (*layers, LAST)))
         )
         cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
@@ -93,7 +93,9 @@ class Recording:
         self.cache.truncate(np.zeros(rows, np.int64))
         return self.cache
 
-    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+    def prefill(
+        self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec
+    ) -> Verified:
         """Return the recorded hidden states of prompts, without logits; see `Target.prefill`."""
         rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
         positions = np.concatenate([np.arange(len(p)) for p in prompts])
@@ -103,7 +105,7 @@ class Recording:
         )
 
     def verify(
-        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
+        self, cache: SlotCache, tree: Tree, needs: HiddenStateSpec, probes: Probes | None = None
     ) -> Verified:
         """Return the recorded outputs at a tree's positions; see `Target.verify`."""
         positions = cache.lengths[tree.row] + tree.depth
@@ -112,14 +114,14 @@ class Recording:
             self.taps(cache, tree.row, positions, tree.tokens, needs),
         )
 
-    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+    def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:
         """Advance in the texts by the accepted tokens; see `Target.commit`."""
         for root in range(tree.roots):
             cache.lengths[tree.row[root]] += len(verdict.kept(root))
 
     def taps(
-        self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs
-    ) -> Taps:
+        self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: HiddenStateSpec
+    ) -> HiddenStates:
         """Return the recorded hidden states at the given positions of the given texts.
 
         Positions after the end of a text get the hidden states of its last token.
@@ -131,4 +133,4 @@ class Recording:
         )
         index = {layer: self.target.decoder.hidden_index(layer) for layer in needs.hidden}
         hidden = {layer: self.hidden[self.given.get(i, i)][at] for layer, i in index.items()}
-        return Taps(hidden, rows, positions, tokens, cache)
+        return HiddenStates(hidden, rows, positions, tokens, cache)

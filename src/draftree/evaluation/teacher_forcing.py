@@ -22,20 +22,20 @@ from draftree.evaluation.target_trace import Text
 from draftree.models.kv_cache import SlotCache
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Probes, Target, Verified
-from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
+from draftree.target.target import HiddenStateSpec, Probes, Target, Verified
+from draftree.tree import AcceptResult, Bools, Candidates, Floats, Ints, Tree
 
 T = TypeVar("T")
 DEPTHS = 5
 """Depth to which drafts are compared with the target. It is also the number of tokens that one step
 of `drive` commits."""
-FLOOR = -20.0
+MIN_LOG_Q = -20.0
 """Lower limit for log q in cross-entropies, so that a token that the drafter cannot propose does
 not make them infinite."""
 
 
 @dataclass(frozen=True)
-class Places:
+class ComparedDrafts:
     """Store a comparison of drafts with the target's greedy choices, position by position.
 
     A position is the place after one token of a text. All arrays have length M, the number of
@@ -53,7 +53,7 @@ class Places:
             nothing was drafted.
         confidence: [M] q of the drafter's likeliest token; 0 where nothing was drafted.
         surprise: [M] cross-entropy −Σ p log q in nats, where log q of each token is at least
-            `FLOOR`; 0 where q is not known over the whole vocabulary.
+            `MIN_LOG_Q`; 0 where q is not known over the whole vocabulary.
         covered: [M] whether the target's greedy choice is in the draft vocabulary.
         followed: [M] whether the text's next token is the target's greedy choice.
     """
@@ -104,17 +104,19 @@ class Source(Protocol):
         """Return an empty cache for `rows` sequences; see `Target.new_cache`."""
         ...
 
-    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+    def prefill(
+        self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec
+    ) -> Verified:
         """Run the prompts through the target; see `Target.prefill`."""
         ...
 
     def verify(
-        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
+        self, cache: SlotCache, tree: Tree, needs: HiddenStateSpec, probes: Probes | None = None
     ) -> Verified:
         """Run a draft tree through the target; see `Target.verify`."""
         ...
 
-    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+    def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:
         """Commit the accepted tokens to the cache; see `Target.commit`."""
         ...
 
@@ -184,7 +186,7 @@ def replay(
         yield Block(tree, asked, verified.logits, tokens, at.copy())
         kept = np.array([min(len(t) - 1, step or length) for t in tokens])
         paths = tuple(tree.of_row(r)[1:n] for r, n in zip(live.tolist(), kept, strict=True))
-        verdict = Verdict(paths, np.array([t[n] for t, n in zip(tokens, kept, strict=True)]))
+        verdict = AcceptResult(paths, np.array([t[n] for t, n in zip(tokens, kept, strict=True)]))
         target.commit(cache, tree, verdict)
         taps = verified.taps.take(np.concatenate([verdict.kept(root) for root in range(len(live))]))
         state = drafter.commit(state, tree, verdict, taps)
@@ -198,7 +200,7 @@ def _chained(
 
     The third value is the drafter's new state. `blocks` holds the tokens of each live sequence.
     """
-    tree = Tree.planted(live, np.array([b[0] for b in blocks]))
+    tree = Tree.from_roots(live, np.array([b[0] for b in blocks]))
     frontier, asked = np.arange(len(live)), []
     for depth in range(max(map(len, blocks))):
         candidates, state = drafter.expand(state, tree, frontier, k, Drawing())
@@ -216,7 +218,7 @@ def _chained(
     return tree, asked, state
 
 
-def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Places:
+def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> ComparedDrafts:
     """Decode given texts in blocks of `DEPTHS` tokens, with one candidate after every token.
 
     Args:
@@ -228,19 +230,19 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Place
         NotANumber: the target's logits are not finite.
     """
     blocks = replay(target, drafter, texts, 1, DEPTHS)
-    return Places.joined(
+    return ComparedDrafts.joined(
         [_compared(block, nodes, found) for block in blocks for nodes, found in block.asked]
     )
 
 
-def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
+def _compared(block: Block, nodes: Ints, candidates: Candidates) -> ComparedDrafts:
     """Compare candidates with the target's choices after the nodes of one depth."""
     tree, logits = block.tree, block.logits[torch.from_numpy(nodes).to(block.logits.device)].float()
     p, choice = torch.softmax(logits, dim=-1), logits.argmax(-1)
     drafted, draft = np.isfinite(candidates.log_q[:, 0]), candidates.tokens[:, 0]
     overlap, surprise, covered = _beside(p, choice, candidates)
     chosen, rows = choice.cpu().numpy(), tree.row[nodes]
-    return Places(
+    return ComparedDrafts(
         rows,
         block.roots[rows],
         tree.depth[nodes] + 1,
@@ -268,7 +270,10 @@ def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, 
             np.ones(len(p), np.bool_),
         )
     log_q = q.float()
-    overlap, surprise = torch.minimum(p, log_q.exp()).sum(-1), -(p * log_q.clamp(min=FLOOR)).sum(-1)
+    overlap, surprise = (
+        torch.minimum(p, log_q.exp()).sum(-1),
+        -(p * log_q.clamp(min=MIN_LOG_Q)).sum(-1),
+    )
     covered = log_q.gather(-1, choice[:, None])[:, 0] > -torch.inf
     return overlap.double().cpu().numpy(), surprise.double().cpu().numpy(), covered.cpu().numpy()
 
@@ -278,21 +283,23 @@ TEXTS, TOKENS, PROMPT = 12, 48, 16
 plain text that serve as its prompt."""
 
 
-def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
+def suite_answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
     """Return the target's greedy answers to `count` prompts, spread evenly over the shipped suite.
 
     Raises:
         UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
     """
     encoded = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
-    if texts := answered(target, spread(fitting(encoded, target, tokens), count), tokens):
+    if texts := greedy_answers(
+        target, evenly_spread(prompts_that_fit(encoded, target, tokens), count), tokens
+    ):
         return texts
     raise UserError(
         "the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE"
     )
 
 
-def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:
+def prompts_that_fit(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:
     """Return the prompts after which the target's context has space for `tokens` new tokens.
 
     Raises:
@@ -305,7 +312,9 @@ def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[l
     raise UserError(f"all {len(prompts)} prompts are too long: {told} {context}")
 
 
-def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS) -> list[Text]:
+def greedy_answers(
+    target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS
+) -> list[Text]:
     """Return the target's greedy answers of at least 2 tokens to prompts of token ids.
 
     All answers are generated in one batch.
@@ -318,13 +327,13 @@ def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOK
     ]
 
 
-def spread(items: Sequence[T], count: int) -> list[T]:
+def evenly_spread(items: Sequence[T], count: int) -> list[T]:
     """Return at most `count` items, at even distances in the sequence."""
     n = min(count, len(items))
     return [items[i * len(items) // n] for i in range(n)]
 
 
-def read(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
+def read_texts(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
     """Read texts from a file in a format that `train --data` accepts.
 
     The prompt of a text is a chat up to its first learnt response, or the first tokens of a plain
@@ -342,4 +351,4 @@ def read(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -
             found.append(text)
     if not found:
         raise UserError(f"'{path}' holds no text of at least 4 tokens, or response of at least 2")
-    return spread(found, count)
+    return evenly_spread(found, count)

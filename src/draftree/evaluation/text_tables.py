@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from draftree.evaluation.bootstrap import ENOUGH, LEVEL, ResultRow, beside_plain
+from draftree.evaluation.bootstrap import ERROR_LEVEL, MIN_PROMPTS, ResultRow, compare_to_plain
 from draftree.evaluation.oracle import free_passes
 from draftree.evaluation.result_rows import expected_speedup
 from draftree.evaluation.step_profile import Part
@@ -35,7 +35,7 @@ def cells(r: ResultRow) -> dict[str, str]:
         "overlap": figure(r.get("overlap")),
         "sₐ/sₜ": figure(r.get("cost_ratio")),
         "E(Spd.)": figure(expected_speedup(r)),
-        "bound": figure(bound(r)),
+        "bound": figure(free_pass_speedup(r)),
         "nodes/step": f"{r['nodes_per_step']:.1f}",
         "depth/step": f"{r['depth_per_step']:.1f}",
         "drafts/step": figure(r.get("draft_steps_per_step")),
@@ -43,7 +43,7 @@ def cells(r: ResultRow) -> dict[str, str]:
         "counted speed-up [95 %]": ""
         if counted is None
         else interval(counted, between["counted_speedup"]),
-        "if varied": varied(r.get("varied")),
+        "if varied": speedup_range(r.get("varied")),
         "same output": same_text(r),
         "draft share": figure(r.get("draft_share")),
     }
@@ -93,7 +93,7 @@ def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
     ]
 
 
-def bound(r: ResultRow) -> float | None:
+def free_pass_speedup(r: ResultRow) -> float | None:
     """Return τ / (1 + drafts · sₐ/sₜ), the speed-up if a target pass costs the same for any tree.
 
     τ is the acceptance length, `drafts` the number of draft steps before a pass, and sₐ/sₜ the cost
@@ -107,7 +107,7 @@ def bound(r: ResultRow) -> float | None:
     )
 
 
-def varied(figures: Sequence[Mapping[str, float]] | None) -> str:
+def speedup_range(figures: Sequence[Mapping[str, float]] | None) -> str:
     """Return the range of the counted speed-up over variations of a machine's costs, as text."""
     known = [f["counted_speedup"] for f in figures or () if f["counted_speedup"] is not None]
     return f"{min(known):.2f} … {max(known):.2f}" if known else ""
@@ -214,7 +214,9 @@ def oracle_cells(bound: ResultRow) -> dict[str, str]:
     }
 
 
-def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
+def result_table(
+    rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()
+) -> list[dict[str, str]]:
     """Return the rows of a result as table rows of text.
 
     The temperature is shown if the rows differ in it, and the acceptor if a row names one. The
@@ -237,18 +239,22 @@ def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[d
     ]
 
 
-def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
+def counted_table(
+    rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()
+) -> list[dict[str, str]]:
     """Return the rows of a result as table rows with the counted columns only."""
-    return [{name: row[name] for name in COUNTED if name in row} for row in shown(rows, bounds)]
+    return [
+        {name: row[name] for name in COUNTED if name in row} for row in result_table(rows, bounds)
+    ]
 
 
-def claims(result: Mapping[str, Any]) -> str:
+def faster_and_slower(result: Mapping[str, Any]) -> str:
     """Return one line that lists the rows that are faster and slower than plain decoding.
 
     The line also states the number of comparisons.
     """
     clocked, named = "speedup" in result["rows"][0], {"faster": list[str](), "slower": list[str]()}
-    found = beside_plain(result, "seconds" if clocked else "counted_seconds")
+    found = compare_to_plain(result, "seconds" if clocked else "counted_seconds")
     for c in found:
         if c.ratio.verdict in named:
             also = (
@@ -259,10 +265,8 @@ def claims(result: Mapping[str, Any]) -> str:
                 " ".join(filter(None, (c.mine["drafter"], c.mine["policy"], *also)))
             )
     if found and all(c.ratio.few for c in found):
-        return f"No verdict beside plain decoding: at least {ENOUGH} prompts are needed."
+        return f"No verdict beside plain decoding: at least {MIN_PROMPTS} prompts are needed."
     told = [f"{verdict}: {', '.join(names) or 'none'}" for verdict, names in named.items()]
     how = "by the clock" if clocked else "by counted seconds"
     several = "1 comparison" if len(found) == 1 else f"{len(found)} comparisons"
-    return (
-        f"Beside plain decoding {how}, {several} at {LEVEL:.0%} together (Holm): {'; '.join(told)}."
-    )
+    return f"Beside plain decoding {how}, {several} at {ERROR_LEVEL:.0%} together (Holm): {'; '.join(told)}."

@@ -9,10 +9,10 @@ from draftree.drafters.base import Drafter
 from draftree.request import Request
 from draftree.target.target import Target
 
-TIMED = 12
+TIMED_PASSES = 12
 """Estimated time for reading the contexts and for one round of timed passes and draft steps. The
 unit is one pass over 128 tokens of each sequence."""
-BACKWARD = 3.0
+BACKWARD_FACTOR = 3.0
 """Time of a drafter's training step divided by the time of its forward pass. The backward pass is
 assumed to take twice the time of the forward pass."""
 
@@ -36,7 +36,7 @@ def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Requ
     return seconds
 
 
-def written_seconds(
+def batched_seconds(
     target: Target, drafter: Drafter[Any], texts: int, tokens: int, batch: int = 1
 ) -> float:
     """Estimate the seconds of plain decoding for texts in batches, each at full length.
@@ -65,7 +65,7 @@ def timed_seconds(
     """
     costs = learnt_costs(target, drafter).at(1, 1)
     wide = sum(costs.target_seconds(128 * several) for several in rows)
-    return len(rows) * seconds + 2 * TIMED * wide
+    return len(rows) * seconds + 2 * TIMED_PASSES * wide
 
 
 def training_seconds(
@@ -83,5 +83,8 @@ def training_seconds(
         read_once: whether the target reads the samples only once instead of in each epoch.
     """
     costs = learnt_costs(target, drafter).at(128, 1)
-    reading, learning = costs.target_seconds(128) / 128, BACKWARD * costs.draft_seconds(32) / 32
+    reading, learning = (
+        costs.target_seconds(128) / 128,
+        BACKWARD_FACTOR * costs.draft_seconds(32) / 32,
+    )
     return tokens * (reading * (1 if read_once else epochs) + learning * epochs)

@@ -23,24 +23,24 @@ from torch import Tensor
 from draftree.engine import plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
-from draftree.evaluation.replay_target import Replayed
+from draftree.evaluation.replay_target import ReplayTarget
 from draftree.evaluation.target_trace import Recording, Text
 from draftree.models.hf_runner import UNNORMED
 from draftree.request import Request
-from draftree.target.target import LAST, Needs, Target
+from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.utils.files import (
     Entries,
     append,
+    as_user_error,
     checked,
     read_object,
-    understood,
     whole,
     write_text,
 )
 from draftree.utils.progress import Tell, silent
 
 FORMAT = 1
-TOGETHER = 8
+TEXTS_PER_BATCH = 8
 """Number of texts that the target generates in one batch."""
 ABOUT = "recording.json"
 
@@ -59,12 +59,12 @@ class Recordings:
 
     folder: Path
     target: Target
-    needs: Needs
+    needs: HiddenStateSpec
     texts: dict[str, list[int]] = field(default_factory=dict)
-    _newest: dict[str, Replayed] = field(default_factory=dict, repr=False)
+    _newest: dict[str, ReplayTarget] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, folder: Path, target: Target, needs: Sequence[Needs]) -> Self:
+    def open(cls, folder: Path, target: Target, needs: Sequence[HiddenStateSpec]) -> Self:
         """Open the recordings in a folder, and create the folder if it does not exist.
 
         Raises:
@@ -85,7 +85,7 @@ class Recordings:
                     UserError
                 ):  # of a line that was broken off, the text is written again
                     texts |= _written(line, target.decoder.vocab)
-        return cls(folder, target, Needs(tuple(sorted(layers)), tuple(sorted(kv))), texts)
+        return cls(folder, target, HiddenStateSpec(tuple(sorted(layers)), tuple(sorted(kv))), texts)
 
     @property
     def bytes_per_token(self) -> int:
@@ -112,8 +112,8 @@ class Recordings:
         unwritten = sorted(
             (r for r in requests if key(r) not in self.texts), key=lambda r: len(r.prompt)
         )
-        for at in range(0, len(unwritten), TOGETHER):
-            some = unwritten[at : at + TOGETHER]
+        for at in range(0, len(unwritten), TEXTS_PER_BATCH):
+            some = unwritten[at : at + TEXTS_PER_BATCH]
             for request, tokens in zip(some, plain(self.target, some).tokens, strict=True):
                 self.texts[key(request)] = tokens
                 append(self.folder / "texts.jsonl", json.dumps([key(request), tokens]) + "\n")
@@ -132,7 +132,7 @@ class Recordings:
             raise UserError(
                 f"'{self.folder}' holds no recording of request {request.number} with these settings"
             )
-        with understood(f"'{self._file(key(request))}' is not a recording"):
+        with as_user_error(f"'{self._file(key(request))}' is not a recording"):
             tensors = load_file(self._file(key(request)), device=str(self.target.decoder.device))
             text, decoder = self._text(request), self.target.decoder
             cache = self.target.new_cache(1, len(text.tokens) if self.needs.kv else 1)
@@ -149,11 +149,11 @@ class Recordings:
             }
         return Recording(self.target, (text,), hidden, cache)
 
-    def source(self, request: Request) -> Replayed:
+    def source(self, request: Request) -> ReplayTarget:
         """Return a target that replays a request's recorded text; the newest one is cached."""
         if (k := key(request)) not in self._newest:
             self._newest.clear()
-            self._newest[k] = Replayed(self.recording(request))
+            self._newest[k] = ReplayTarget(self.recording(request))
         return self._newest[k]
 
     @torch.inference_mode()
@@ -166,7 +166,7 @@ class Recordings:
         for layer in self.needs.kv:
             keys, values = (t[0, :, : len(text.tokens)].contiguous() for t in cache.layer(layer))
             tensors |= {f"keys.{layer}": keys, f"values.{layer}": values}
-        with understood(f"cannot read '{file}'"):
+        with as_user_error(f"cannot read '{file}'"):
             earlier = load_file(file) if file.is_file() else {}
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole(file) as part:
@@ -199,7 +199,7 @@ def _written(line: str, vocab: int) -> dict[str, list[int]]:
     Raises:
         UserError: the line is incomplete, or contains tokens outside the target's vocabulary.
     """
-    with understood("the line is not a key and its tokens"):
+    with as_user_error("the line is not a key and its tokens"):
         key, tokens = json.loads(line)
     checked(key, str, "the key")
     if any(token >= vocab for token in checked(tokens, list[int], "a token", least=0)):

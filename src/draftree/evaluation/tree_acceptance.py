@@ -29,16 +29,25 @@ from draftree.metrics import Work
 from draftree.policies.base import Policy, Search
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
-from draftree.tree import MAX_NODES, Below, Candidates, Floats, Ints, Room, Tree, Verdict
+from draftree.tree import (
+    MAX_NODES,
+    AcceptResult,
+    Candidates,
+    Floats,
+    Ints,
+    SubtreeCandidates,
+    Tree,
+    TreeBudget,
+)
 
 DEPTHS = 10
 """Largest depth of the draft trees, and number of depths that are counted."""
-TOGETHER = 4
+TEXTS_PER_BATCH = 4
 """Number of texts that are replayed in one batch."""
 
 
 @dataclass
-class Asking(Search):
+class DrafterAccess(Search):
     """Give a policy access to a drafter, and update the drafter's state after each call.
 
     Attributes:
@@ -64,7 +73,7 @@ class Asking(Search):
         return found
 
     @override
-    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> SubtreeCandidates | None:
         found, self.state = self.drafter.below(self.state, tree, frontier, k, Drawing(), deepest)
         return found
 
@@ -84,7 +93,7 @@ class Asking(Search):
 
 
 @torch.inference_mode()
-def counted(
+def count_matches(
     target: Target,
     drafter: Drafter[Any],
     policy: Policy,
@@ -109,7 +118,7 @@ def counted(
     memory = policy.start()
     matched = np.zeros(DEPTHS)
     reached = np.zeros(DEPTHS)
-    size = 1 if policy.reads_costs else TOGETHER
+    size = 1 if policy.reads_costs else TEXTS_PER_BATCH
     for i in range(0, len(texts), size):
         recording = Recording.of(target, texts[i : i + size], drafter.needs.hidden)
         memory = _along(recording, drafter, policy, costs, memory, matched, reached)
@@ -119,7 +128,7 @@ def counted(
 def expected_length(matched: Floats, reached: Floats) -> float:
     """Return the expected acceptance length 1 + Σ_d Π_{j ≤ d} r_j, with r_d = matched / reached.
 
-    Both arguments are counts by depth, as `counted` returns them.
+    Both arguments are counts by depth, as `count_matches` returns them.
     """
     return float(1 + np.cumprod(matched / np.maximum(reached, 1)).sum())
 
@@ -142,12 +151,14 @@ def _along(
     roots = np.array([t.tokens[t.start] for t in texts])
     state = drafter.start(prompts, roots, source.prefill(cache, prompts, needs).taps)
     while (live := np.flatnonzero(at < last)).size:
-        asking = Asking(drafter, state)
-        planted = Tree.planted(live, np.array([texts[r].tokens[at[r]] for r in live.tolist()]))
-        room = Room(np.minimum(DEPTHS, source.target.decoder.context - 1 - at), MAX_NODES)
+        asking = DrafterAccess(drafter, state)
+        from_roots = Tree.from_roots(
+            live, np.array([texts[r].tokens[at[r]] for r in live.tolist()])
+        )
+        room = TreeBudget(np.minimum(DEPTHS, source.target.decoder.context - 1 - at), MAX_NODES)
         context = int(at[live].max())
         prices = costs.at(context, len(live))
-        tree = policy.draft(asking, planted, prices, room, memory)
+        tree = policy.draft(asking, from_roots, prices, room, memory)
         paths = []
         for root, row in enumerate(live.tolist()):
             paths.append(
@@ -164,7 +175,7 @@ def _along(
             texts[r].tokens[at[r] + len(path) + 1]
             for r, path in zip(live.tolist(), paths, strict=True)
         ]
-        verdict = Verdict(tuple(paths), np.array(bonus, np.int64))
+        verdict = AcceptResult(tuple(paths), np.array(bonus, np.int64))
         kept = np.concatenate([verdict.kept(root) for root in range(len(live))])
         positions = at[tree.row[kept]] + tree.depth[kept]
         taps = source.taps(cache, tree.row[kept], positions, tree.tokens[kept], needs)

@@ -26,7 +26,7 @@ from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.target.names import shipped_folder, without_weights
 from draftree.target.target import Target
 from draftree.utils import files
-from draftree.utils.files import Entries, filled, read_object, understood
+from draftree.utils.files import Entries, as_user_error, filled, read_object
 
 ABOUT = "draftree"
 """The name of the entry in `config.json` that only draftree uses."""
@@ -353,7 +353,7 @@ def _shards(index: Path) -> dict[str, str]:
 
 
 def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    with understood(f"cannot read '{path}'"):
+    with as_user_error(f"cannot read '{path}'"):
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {

@@ -45,7 +45,7 @@ from draftree.text.options import Options
 from draftree.utils.token_ids import row_of_ids
 from draftree.utils.validated_dataclass import whole
 
-REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+UNSUPPORTED_OPTIONS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "num_beams": ((1,), "1; beam search is not offered, leave custom_generate away for it"),
     "num_beam_groups": ((1,), "none; beam search is not offered"),
     "constraints": ((), "none; constrain the text with a logits processor or a grammar"),
@@ -82,11 +82,13 @@ NOT_HERE: Mapping[str, str] = {
     "synced_gpus": "none; an engine runs on one process",
 }
 """Arguments of `generate` that transformers does not pass to a hook."""
-READ = frozenset(("attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep"))
+FORWARD_ARGUMENTS = frozenset(
+    ("attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep")
+)
 """Arguments of the model's forward, prepared by transformers, that the hook reads or ignores."""
-OWN = tuple(field.name for field in fields(Options))
+COMPLETE_OPTIONS = tuple(field.name for field in fields(Options))
 """Names of the options of `Engine.complete`."""
-THEIRS: Mapping[str, str] = {
+TRANSFORMERS_NAMES: Mapping[str, str] = {
     "stop": "stop_strings",
     "n": "num_return_sequences",
     "suppress": "suppress_tokens",
@@ -94,7 +96,7 @@ THEIRS: Mapping[str, str] = {
 }
 """transformers' names for options of `Engine.complete` that are named differently."""
 TEXTS = "engine.chat('text') answers, engine.complete('text') continues a text"
-IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """The allowed dtypes of prompt ids."""
 
 
@@ -255,7 +257,7 @@ def generate(
     told = [options, *(vars(c) for c in (config, default) if c is not None)]
     asked = {
         n: next((o[n] for o in told if o.get(n) is not None), None)
-        for n in ("stop_strings", *REFUSED)
+        for n in ("stop_strings", *UNSUPPORTED_OPTIONS)
     }
     refuse_options(asked)
     hook = Hook(lambda model, assistant: engine, seed, streamer, tokenizer, reuse=True)
@@ -313,9 +315,9 @@ def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict
             continue
         if accepted(PROMPT, name, ["prompt"]) == "prompt" and name not in ("inputs", "input_ids"):
             raise UserError(f"{name} is given, but engine.generate takes ids: {TEXTS}")
-        ours = accepted(OPTION, name, OWN)
-        if ours in OWN and ours != "seed":
-            if not hasattr(config, theirs := THEIRS.get(ours, ours)):
+        ours = accepted(OPTION, name, COMPLETE_OPTIONS)
+        if ours in COMPLETE_OPTIONS and ours != "seed":
+            if not hasattr(config, theirs := TRANSFORMERS_NAMES.get(ours, ours)):
                 told = f"engine.generate takes transformers' options; engine.complete takes {ours}"
                 raise UserError(f"{name} is given, but {told}")
             if theirs in options or theirs in found:
@@ -336,7 +338,7 @@ def check_ids(inputs: Any) -> None:
     Raises:
         UserError: the message explains how to make such a tensor.
     """
-    if isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS:
+    if isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in ID_DTYPES:
         return
     told = "engine.complete takes a list of ids or texts"
     if isinstance(inputs, Tensor) and inputs.dim() == 1:
@@ -458,7 +460,7 @@ def refuse(
     others = [
         name
         for name, value in model_kwargs.items()
-        if name not in READ and value is not None and value is not False
+        if name not in FORWARD_ARGUMENTS and value is not None and value is not False
     ]
     if others:
         raise UserError(
@@ -481,7 +483,7 @@ def refuse_options(values: Mapping[str, Any]) -> None:
     Raises:
         UserError: the message names the option.
     """
-    for name, (nothing, allowed) in REFUSED.items():
+    for name, (nothing, allowed) in UNSUPPORTED_OPTIONS.items():
         got = values.get(name)
         if got is not None and got not in nothing:
             raise UserError(f"{name} is {got!r}, allowed is {allowed}")

@@ -46,7 +46,7 @@ WARPERS: frozenset[type] = frozenset(
 
 Those at the end of a list turn logits into p, for drafts too.
 """
-PURE: frozenset[type] = frozenset(
+PURE_PROCESSORS: frozenset[type] = frozenset(
     (
         stock.RepetitionPenaltyLogitsProcessor,
         stock.NoRepeatNGramLogitsProcessor,
@@ -65,9 +65,9 @@ PURE: frozenset[type] = frozenset(
 
 They are therefore applied to drafts, too (`Request.guides`).
 """
-ALONE: frozenset[type] = (
+ROW_INDEPENDENT: frozenset[type] = (
     WARPERS
-    | PURE
+    | PURE_PROCESSORS
     | {
         stock.InfNanRemoveLogitsProcessor,
         stock.LogitNormalization,
@@ -77,7 +77,7 @@ ALONE: frozenset[type] = (
     }
 )
 """Processors and criteria that ignore the batch size and a sequence's index in the batch."""
-STATELESS: frozenset[type] = ALONE | {
+STATELESS: frozenset[type] = ROW_INDEPENDENT | {
     stock.PrefixConstrainedLogitsProcessor,
     stock.EncoderNoRepeatNGramLogitsProcessor,
     stock.EncoderRepetitionPenaltyLogitsProcessor,
@@ -243,7 +243,9 @@ class Call:
         requests, rows = [], len(self.prompts)
         for row, prompt in enumerate(self.prompts):
             mine = [in_full(prompt, of_row(p, row, rows)) for p in own]
-            guides = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in PURE)
+            guides = tuple(
+                p for p, given in zip(mine, own, strict=True) if type(given) in PURE_PROCESSORS
+            )
             stateless = tuple(
                 p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS
             )
@@ -423,7 +425,11 @@ def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
     ):  # the user's function need not know other texts of its sequence
         ask = processor._prefix_allowed_tokens_fn
         return stock.PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
-    return processor if type(processor) in ALONE else OneRow(own_copy(processor, row), row, rows)
+    return (
+        processor
+        if type(processor) in ROW_INDEPENDENT
+        else OneRow(own_copy(processor, row), row, rows)
+    )
 
 
 def own_copy(part: Any, row: int) -> Any:

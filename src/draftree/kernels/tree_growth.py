@@ -292,7 +292,7 @@ def appended(
 
 
 @native
-def gainful(
+def nodes_that_pay(
     score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float
 ) -> tuple[Array, Array]:
     """Return the nodes of the last layer that are among the k best of their sequence, best first.
@@ -321,7 +321,7 @@ def gainful(
 
 
 @native
-def lessons(
+def calibration_examples(
     parents: Array,
     tokens: Array,
     number: Array,

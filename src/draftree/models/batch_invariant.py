@@ -3,7 +3,7 @@
 For each kind of layer, the widths are searched at which a row has the same bits in every pass, and
 passes are padded or cut to them (`invariant_widths.py`). With batch-invariant attention
 (`invariant_attention.py`), a model then gives a token bitwise the same logits in a prompt, in a step of
-its own and in a tree. `parting` checks this.
+its own and in a tree. `first_variant_layer` checks this.
 
 Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row before and after.
 """
@@ -237,7 +237,7 @@ def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tupl
 
 
 @torch.inference_mode()
-def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
+def first_variant_layer(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
     """Return the first layer at which a text's bits depend on how it is split into passes.
 
     The result is the LM head if only logits differ, and None if nothing differs.

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_capture import LOG, Capture, Eager, Made, Then
+from draftree.models.graph_capture import LOG, Capture, Eager, Epilogue, Made
 from draftree.models.graph_runner import TRIED, GraphRunner, records_rightly
 from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
@@ -30,7 +30,7 @@ from draftree.models.packed_linear import rows_of
 from draftree.models.recurrent.cache_probe import Kept
 from draftree.models.recurrent.state_cache import States
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
-from draftree.models.shape_buckets import Ladder
+from draftree.models.shape_buckets import ShapeBuckets
 from draftree.models.spread import brought, input_device
 from draftree.models.supported_architectures import (
     FULL,
@@ -203,7 +203,7 @@ class Decoder:
         if kept.states:
             states = States(kept.states, rows, self.dtype, self.device, kept.clamped)
         changing = states is not None or self.rope_boundary is not None
-        ladder = Ladder() if changing else self.capture.ladder
+        ladder = ShapeBuckets() if changing else self.capture.ladder
         cache = SlotCache(kept.shapes, rows, self.dtype, self.device, states, ladder)
         cache.reserve(slots)
         return cache
@@ -215,7 +215,11 @@ class Decoder:
         return self.runner.forward(batch, cache, outputs)
 
     def forward_on_device(
-        self, feed: DeviceFeed | ForwardBatch, cache: SlotCache, layers: tuple[int, ...], then: Then
+        self,
+        feed: DeviceFeed | ForwardBatch,
+        cache: SlotCache,
+        layers: tuple[int, ...],
+        then: Epilogue,
     ) -> Made:
         """Run a pass and its epilogue over tokens whose ids may be known only on the device.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftree.models.kv_cache import Within, Writer
+from draftree.models.kv_cache import KVView, Writer
 from draftree.models.llama_structure import GATED, epsilon
 from draftree.models.load_options import Kernels
 from draftree.models.native_layers import (
@@ -157,12 +157,12 @@ def run_native(
         return run_layers(layers, x, angles, within, mask, read=read)
     for place, layer in enumerate(layers):
         k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
-        own = Within(k, v, None, n)
+        own = KVView(k, v, None, n)
         run_layers([layer], x, angles, own, None, FIRST_PART, read)
         if cache is not None:
             k, v = cache.update(k, v, index + place)
             k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (k, v))
-            own = Within(k, v, None, k.shape[2])
+            own = KVView(k, v, None, k.shape[2])
         x, read = run_layers([layer], x, angles, own, mask, SECOND_PART), None
     return x
 

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from draftree.errors import first_line
-from draftree.models.shape_buckets import Ladder
+from draftree.models.shape_buckets import ShapeBuckets
 
 LOG = logging.getLogger("draftree")
 
@@ -40,7 +40,7 @@ MOST = 64
 
 
 @dataclass(frozen=True)
-class Then:
+class Epilogue:
     """An optional epilogue of a pass, captured in the same CUDA graph.
 
     Attributes:
@@ -66,7 +66,7 @@ class Capture(ABC):
             returned.
     """
 
-    ladder: Ladder
+    ladder: ShapeBuckets
 
     @property
     def recordings(self) -> int:
@@ -92,7 +92,7 @@ class Capture(ABC):
 class Eager(Capture):
     """Run each pass eagerly, without padding."""
 
-    ladder = Ladder()
+    ladder = ShapeBuckets()
 
     @override
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
@@ -123,7 +123,7 @@ class Graphs(Capture):
         tally: the counter of recordings.
     """
 
-    ladder = Ladder(few=True)
+    ladder = ShapeBuckets(few=True)
 
     def __init__(
         self, record: Record | None = None, name: str = "the target", tally: Tally | None = None

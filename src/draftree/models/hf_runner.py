@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_capture import Capture, Eager, Given, Made, Then, Weights
+from draftree.models.graph_capture import Capture, Eager, Epilogue, Given, Made, Weights
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.llama_layers import LlamaLayers
 from draftree.models.recurrent.cache_probe import Kept, Recorder
@@ -212,7 +212,7 @@ class HFRunner(ModelRunner):
         batch: ForwardBatch | DeviceFeed,
         keep: int | Tensor = 0,
         layers: Sequence[int] = (),
-        then: Then = Then(),
+        then: Epilogue = Epilogue(),
         capture: Capture = Eager(),
     ) -> Made:
         """Run a padded pass, and return its logits and hidden states or the outputs of `then`.

@@ -22,7 +22,7 @@ from draftree.kernels.tree_verification import move_slots, next_slots
 from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, write_masks
 from draftree.models.recurrent.recurrences import Stash
 from draftree.models.recurrent.state_cache import Final, Pass, States
-from draftree.models.shape_buckets import Ladder
+from draftree.models.shape_buckets import ShapeBuckets
 from draftree.models.spread import brought
 from draftree.tree import Ints
 from draftree.utils.hardware import to_device
@@ -76,7 +76,7 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
         states: States | None = None,
-        ladder: Ladder = Ladder(),
+        ladder: ShapeBuckets = ShapeBuckets(),
     ) -> None:
         self.shapes = tuple(shapes)
         self.rows = rows
@@ -163,7 +163,7 @@ class SlotCache:
         )
         return sum(1 for _ in behind)
 
-    def lifted(self, by: int) -> "SlotCache":
+    def shift_layers(self, by: int) -> "SlotCache":
         """Return a view in which layer i has the keys and values of layer i + `by`.
 
         Layer i keeps its own keys and values if layer i + `by` has another shape. Indices beyond
@@ -250,9 +250,9 @@ class SlotCache:
             row: the sequence.
             slots: [A] the slots, in the order in which they are committed.
         """
-        self.keep_all(np.full(len(slots), row), np.ascontiguousarray(slots, np.int64))
+        self.commit_tokens(np.full(len(slots), row), np.ascontiguousarray(slots, np.int64))
 
-    def keep_all(self, rows: Ints, slots: Ints) -> None:
+    def commit_tokens(self, rows: Ints, slots: Ints) -> None:
         """Commit slots of several sequences after their committed tokens, all at once.
 
         Args:
@@ -398,7 +398,7 @@ class SlotCache:
 
 
 @dataclass(frozen=True)
-class Within:
+class KVView:
     """The memory of one layer's keys and values in a forward pass.
 
     Attributes:
@@ -473,7 +473,7 @@ class Writer(Cache):
             self._slots = to_device(self._starts[:, None] + np.arange(self._n), self._cache.device)
         return self._slots
 
-    def within(self, layer: int) -> "Within | None":
+    def within(self, layer: int) -> "KVView | None":
         """Return the memory of a layer's keys and values; None if the pass is recorded."""
         if self._cache.ladder.few:
             return None
@@ -483,7 +483,7 @@ class Writer(Cache):
             (b.data_ptr() - a.data_ptr()) // a.element_size()
             for a, b in zip((keys, values), others, strict=True)
         ]
-        return Within(keys, values, self._starts, self.end, more, apart[0], apart[1])
+        return KVView(keys, values, self._starts, self.end, more, apart[0], apart[1])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -98,7 +98,7 @@ class Source(Knobs):
         return cls(**translated(LOADING, given, names))
 
     @property
-    def found_by(self) -> dict[str, Any]:
+    def config_kwargs(self) -> dict[str, Any]:
         """Return arguments of `from_pretrained` for config, tokenizer and weights."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
@@ -183,13 +183,13 @@ class Loading(Source):
             )
 
     @property
-    def weights_by(self) -> dict[str, Any]:
+    def weight_kwargs(self) -> dict[str, Any]:
         """Return arguments of `from_pretrained` for weights, except their dtype."""
         given = {
             "device_map": _placed(self.device_map),
             "attn_implementation": self.attn_implementation,
         }
-        return self.found_by | {k: v for k, v in given.items() if v is not None}
+        return self.config_kwargs | {k: v for k, v in given.items() if v is not None}
 
     @property
     def said(self) -> dict[str, Any]:

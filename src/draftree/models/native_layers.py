@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from draftree.models.int4_linear import FourBits
 from draftree.models.invariant_attention import additive
-from draftree.models.kv_cache import Within
+from draftree.models.kv_cache import KVView
 from draftree.models.llama_structure import (
     CHILDREN,
     child_names,
@@ -227,7 +227,7 @@ def run_layers(
     layers: Sequence[NativeLayer],
     x: Tensor,
     angles: Angles,
-    within: Within,
+    within: KVView,
     mask: Tensor | None,
     parts: int = BOTH,
     read: Tensor | None = None,
@@ -362,7 +362,7 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     if not isinstance(wanted, Tensor):
         return False
     k, v = (x.new_empty(2, sizes.groups, n, sizes.width) for _ in range(2))
-    given = Angles.in_order(turned, 2, n), Within(k, v, None, n), mask
+    given = Angles.in_order(turned, 2, n), KVView(k, v, None, n), mask
     found = run_layers([ours], x, *given, read=ready if prepared else None)
     return differs_by_rounding(found, wanted, x)
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
-from draftree.models.kv_cache import SlotCache, Within
+from draftree.models.kv_cache import KVView, SlotCache
 from draftree.models.llama_structure import STACK
 from draftree.models.native_layers import (
     BOTH,
@@ -219,7 +219,7 @@ class NativeRunner(ModelRunner):
         k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
         places = np.ascontiguousarray(positions.numpy()).reshape(-1)
         angles = Angles(*self._rope.known(x, int(places.max())), places)
-        run_layers(self._layers[:1], x, angles, Within(k, v, None, n), None, FIRST_PART)
+        run_layers(self._layers[:1], x, angles, KVView(k, v, None, n), None, FIRST_PART)
         return k, v
 
 

@@ -58,5 +58,5 @@ class ModelRunner(ABC):
     ) -> ModelOutput:
         """Run a pass over a batch, and write its keys and values into scratch slots of the cache.
 
-        `SlotCache.keep_all` commits these slots.
+        `SlotCache.commit_tokens` commits these slots.
         """

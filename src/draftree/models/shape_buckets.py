@@ -7,7 +7,7 @@ SLOTS = 256
 
 
 @dataclass(frozen=True)
-class Ladder:
+class ShapeBuckets:
     """Choose the sizes of passes and caches.
 
     Attributes:

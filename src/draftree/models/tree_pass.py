@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_capture import Capture, Given, Made, Then, unrecorded
+from draftree.models.graph_capture import Capture, Epilogue, Given, Made, unrecorded
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.recurrent.state_cache import Pass
 from draftree.utils.hardware import to_device
@@ -28,7 +28,7 @@ def run_pass(
     cache: SlotCache,
     batch: ForwardBatch | DeviceFeed,
     capture: Capture,
-    then: Then = Then(),
+    then: Epilogue = Epilogue(),
     window: int | None = None,
     at: Pass | None = None,
 ) -> Made:

@@ -21,8 +21,8 @@ from draftree.costs.curves import Costs
 from draftree.kernels.philox import gumbel_on_device
 from draftree.sampling.captured_sampling import LIKELIEST, Recorded
 from draftree.sampling.keyed_noise import Keyed
-from draftree.target.device_tree import Layers, Nodes, Unseen
-from draftree.tree import Floats, Ints, Room, Tree
+from draftree.target.device_tree import DeviceTree, Layers, Nodes
+from draftree.tree import Floats, Ints, Tree, TreeBudget
 from draftree.utils.hardware import to_device
 
 LEAST_DEPTH, LEAST_FRONTIER, LEAST_NODES = 3, 2, 8
@@ -48,7 +48,7 @@ class Outlook:
 
     costs: Costs
     roots: Tree
-    room: Room
+    room: TreeBudget
     memory: Any
     depth: int
     nodes: int
@@ -266,7 +266,7 @@ def grow(
     recorded: Recorded = LIKELIEST,
     keyed: Keyed | None = None,
     mark: Callable[[], None] = lambda: None,
-) -> Unseen:
+) -> DeviceTree:
     """Build the draft trees of a plan from a drafter's logits.
 
     Nothing is copied to the device after the first pass has begun, because such a copy may wait for
@@ -327,7 +327,9 @@ def grow(
         count = nodes.fed.shape[1] - before.fed.shape[1]
     size = nodes.tokens.shape[1]
     verified = size if plan.nodes is None else min(plan.nodes + 1, size)
-    return Unseen(replace(nodes, noise=noise), sizes, frontiers, verified, Ranks(plan), recorded)
+    return DeviceTree(
+        replace(nodes, noise=noise), sizes, frontiers, verified, Ranks(plan), recorded
+    )
 
 
 def leading(values: Tensor, k: int) -> Tensor:

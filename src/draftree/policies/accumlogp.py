@@ -15,7 +15,7 @@ from typing_extensions import override
 from draftree.costs.curves import Costs
 from draftree.kernels.tree_growth import ranked
 from draftree.policies.base import Expand, Policy, append
-from draftree.tree import Bools, Ints, Room, Tree
+from draftree.tree import Bools, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 
@@ -39,7 +39,9 @@ class AccumLogP(Policy):
     depth: int = knob(16, least=1, deepest=True)
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         nodes, rows = min(self.budget - 1, room.nodes), len(room.depth)
         expanded, parents = np.zeros(len(tree), np.bool_), np.full(rows, -(-nodes // self.width))
         while True:

@@ -17,7 +17,7 @@ from draftree.costs.curves import Costs
 from draftree.metrics import Work
 from draftree.online_logistic import Logistic
 from draftree.policies.base import Expand, Policy, append, fit
-from draftree.tree import Floats, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 CERTAIN = 1e-4
@@ -46,7 +46,9 @@ class Adaptive(Policy):
         return BELIEVED
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         frontier, seconds = np.arange(tree.roots), costs.catch_up
         while (frontier := room.expandable(tree, frontier, self.length)).size:
             before, candidates = len(tree), expand(tree, frontier, 1)
@@ -66,7 +68,7 @@ class Adaptive(Policy):
 
     @override
     def observe(
-        self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs
+        self, memory: Any, tree: Tree, verdict: AcceptResult, work: Work, costs: Costs
     ) -> Logistic:
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True

@@ -15,7 +15,7 @@ from typing_extensions import override
 from draftree.costs.curves import Costs
 from draftree.kernels.tree_growth import ranked
 from draftree.policies.base import Expand, Policy, append, fit, path_log_q, top
-from draftree.tree import Room, Tree
+from draftree.tree import Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 
@@ -44,7 +44,9 @@ class AdaServe(Policy):
     width: int = knob(4, least=1)
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         frontier = np.arange(tree.roots)
         while (frontier := room.expandable(tree, frontier, self.depth)).size:
             before, candidates = len(tree), expand(tree, frontier, self.width)

@@ -18,7 +18,16 @@ from draftree.costs.curves import Costs
 from draftree.kernels.tree_growth import appended, leading, leading_of_layer
 from draftree.metrics import Work
 from draftree.policies._device_growth import Outlook, Plan
-from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Verdict
+from draftree.tree import (
+    AcceptResult,
+    Bools,
+    Candidates,
+    Floats,
+    Ints,
+    SubtreeCandidates,
+    Tree,
+    TreeBudget,
+)
 from draftree.utils.validated_dataclass import Part
 
 Expand = Callable[[Tree, Ints, int], Candidates]
@@ -50,7 +59,7 @@ class Search(ABC):
         Return None if all candidates need a pass, or if none does (see `searches`).
         """
 
-    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> SubtreeCandidates | None:
         """Return the retrieval hits of all layers below the frontier, down to depths `deepest` [R].
 
         Return None if the drafter can only search one layer at a time.
@@ -118,7 +127,9 @@ class Policy(Part, ABC):
         return next((getattr(self, f.name) for f in knobs if f.metadata.get("deepest")), None)
 
     @abstractmethod
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         """Grow trees that consist of a root only into the draft trees to verify.
 
         Args:
@@ -140,7 +151,9 @@ class Policy(Part, ABC):
         """Return the initial memory; None for policies that learn nothing."""
         return None
 
-    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Any:
+    def observe(
+        self, memory: Any, tree: Tree, verdict: AcceptResult, work: Work, costs: Costs
+    ) -> Any:
         """Return the memory after a verification.
 
         Args:
@@ -178,7 +191,9 @@ class Layered(Policy):
         return tree
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         new = np.arange(tree.roots)
         while (frontier := self.expandable(tree, self._with_room(tree, new, room), costs)).size:
             before, tree = (
@@ -193,7 +208,7 @@ class Layered(Policy):
             None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64),
         )
 
-    def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
+    def _with_room(self, tree: Tree, nodes: Ints, room: TreeBudget) -> Ints:
         """Return the nodes that may have children within the bounds of depth and nodes."""
         if tree.drafted >= room.nodes:
             drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))

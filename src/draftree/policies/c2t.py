@@ -23,7 +23,7 @@ from draftree.kernels.mlp import confidences
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.target.names import DEMO, shipped_folder, without_weights
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
-from draftree.utils.files import Entries, filled, read_object, understood
+from draftree.utils.files import Entries, as_user_error, filled, read_object
 from draftree.utils.validated_dataclass import knob
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
@@ -133,7 +133,7 @@ class Classifier:
             config.get("log_joint", bool, False),
         )
         trained_on = config.get("trained_on", dict, {})
-        with understood(f"cannot read '{folder / WEIGHTS}'"):
+        with as_user_error(f"cannot read '{folder / WEIGHTS}'"):
             tensors = {
                 name: value.astype(np.float64)
                 for name, value in load_file(folder / WEIGHTS).items()

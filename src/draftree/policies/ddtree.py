@@ -15,7 +15,7 @@ from typing_extensions import override
 from draftree.costs.curves import Costs
 from draftree.kernels.tree_growth import ranked
 from draftree.policies.base import Expand, Policy, append, fit, path_log_q
-from draftree.tree import Bools, Floats, Ints, Room, Tree
+from draftree.tree import Bools, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 
@@ -36,7 +36,9 @@ class DDTree(Policy):
     depth: int = knob(16, least=1, deepest=True)
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         nodes, frontier = min(self.nodes, room.nodes), np.arange(tree.roots)
         while nodes and (frontier := room.expandable(tree, frontier, self.depth)).size:
             found, before = expand(tree, frontier, nodes), len(tree)

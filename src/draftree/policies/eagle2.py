@@ -15,7 +15,7 @@ from typing_extensions import override
 from draftree.costs.curves import Costs
 from draftree.policies._device_growth import Plan
 from draftree.policies.base import Expand, Policy, append, best, fit
-from draftree.tree import Room, Tree
+from draftree.tree import Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 NODES = ((10e9, 60), (30e9, 50), (inf, 48))
@@ -88,7 +88,9 @@ class EAGLE2(Policy):
         return replace(self, nodes=usual) if self.nodes is None and usual != NODES[0][1] else self
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         chosen = np.arange(tree.roots)
         verified = [chosen]
         while (frontier := room.expandable(tree, chosen, self.depth)).size:

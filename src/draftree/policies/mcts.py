@@ -17,7 +17,7 @@ from draftree.costs.curves import Costs
 from draftree.kernels.tree_growth import ranked
 from draftree.native import native_as
 from draftree.policies.base import Expand, Policy, append, best, fit
-from draftree.tree import Candidates, Floats, Ints, Room, Tree
+from draftree.tree import Candidates, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 
@@ -220,7 +220,9 @@ class MCTS(Policy):
     nodes: int = knob(64, least=1)
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         tree, frontier, candidates = self._asked(expand, tree, room)
         near, size = Local.of(tree, frontier, candidates), len(tree)
         value = near.tree.score.copy() if self.search == "greedy" else self._searched(near)
@@ -243,7 +245,7 @@ class MCTS(Policy):
             min(self.nodes, room.nodes),
         )
 
-    def _asked(self, expand: Expand, tree: Tree, room: Room) -> tuple[Tree, Ints, Candidates]:
+    def _asked(self, expand: Expand, tree: Tree, room: TreeBudget) -> tuple[Tree, Ints, Candidates]:
         """Return the tree without its last layer, and the parents and candidates of that layer."""
         nodes = np.arange(tree.roots)
         while (frontier := room.expandable(tree, nodes)).size:

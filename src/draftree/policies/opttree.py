@@ -13,9 +13,9 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import gainful
+from draftree.kernels.tree_growth import nodes_that_pay
 from draftree.policies.base import Expand, Policy, append, fit, path_log_q, top
-from draftree.tree import Floats, Room, Tree
+from draftree.tree import Floats, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 
@@ -48,7 +48,9 @@ class OPTTree(Policy):
         return self.threshold is None
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         nodes = min(self.nodes, room.nodes)
         least = costs.ratio if self.threshold is None else self.threshold
         frontier = np.arange(tree.roots if nodes else 0)
@@ -57,7 +59,7 @@ class OPTTree(Policy):
             before, candidates = len(tree), expand(tree, frontier, nodes)
             score = path_log_q(tree, frontier, candidates)
             tree = append(tree, frontier, candidates, top(tree, frontier, score, nodes), score)
-            frontier, worth = gainful(
+            frontier, worth = nodes_that_pay(
                 tree.score, tree.row, tree.roots, before, nodes, worth, float(least)
             )
         return fit(tree, nodes)

@@ -23,7 +23,7 @@ from draftree.errors import UnknownName, UserError, shown
 from draftree.policies._device_growth import Plan
 from draftree.policies.base import Expand, Policy, append
 from draftree.target.device_tree import Layers, Nodes
-from draftree.tree import Floats, Ints, Room, Tree
+from draftree.tree import Floats, Ints, Tree, TreeBudget
 from draftree.utils.files import read_json
 
 RANKS = 1024
@@ -135,7 +135,9 @@ class Static(Policy):
         return Paths(self.deepest, self.children.shape[1], name=self.paths, children=self.children)
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         # Where not all have room, the first paths stay: to choose by score would be to prune on
         # draws.
         children = np.where(self.children <= room.nodes, self.children, 0)

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from draftree.costs.curves import Costs
 from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, top
-from draftree.tree import Room, Tree
+from draftree.tree import Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 
@@ -28,7 +28,9 @@ class Trie(Policy):
     nodes: int = knob(64, least=1)
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         nodes = min(self.nodes, room.nodes)
         frontier = np.arange(tree.roots if nodes else 0)
         while (frontier := room.expandable(tree, frontier)).size:

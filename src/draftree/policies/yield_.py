@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from draftree.costs.curves import Costs, Curve
 from draftree.kernels.tree_growth import (
-    lessons,
+    calibration_examples,
     outcomes,
     promising,
     selected,
@@ -30,7 +30,7 @@ from draftree.online_logistic import Logistic
 from draftree.policies._device_growth import Outlook, Plan
 from draftree.policies._device_yield import Prices, YieldPlan
 from draftree.policies.base import ZEROS, Expand, Policy, Search, append, best, fit, top
-from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Bools, Candidates, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
 MEMORY = 1 / 128
@@ -90,7 +90,7 @@ class Learned:
             recent steps count more.
         spent: time in which these tokens were generated, in units of one pass of plain decoding.
         acceptance: models of the probability that a node is accepted if its parent was, keyed by
-            the source of the draft; see `lessons`.
+            the source of the draft; see `calibration_examples`.
         reach: a model of the probability that expanding an accepted node yields an accepted child
             that retrieval had not found; see `outcomes`.
         recent: the fraction of recent steps with a draft pass in which a draft of the model was
@@ -158,7 +158,9 @@ class Yield(Policy):
         return Learned()
 
     @override
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         budget, search = (
             _Budget.of(costs, tree.roots, memory),
             expand if isinstance(expand, Search) else None,
@@ -272,7 +274,7 @@ class Yield(Policy):
 
     @override
     def observe(
-        self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs
+        self, memory: Any, tree: Tree, verdict: AcceptResult, work: Work, costs: Costs
     ) -> Learned:
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True
@@ -360,7 +362,7 @@ class _Budget:
         )
 
     def promising(
-        self, tree: Tree, start: int, room: Room, depth: int
+        self, tree: Tree, start: int, room: TreeBudget, depth: int
     ) -> tuple[Ints, Ints, float, float]:
         """Return the best nodes from number `start` on, which may have children, and their costs.
 
@@ -565,7 +567,7 @@ def _all_below(
 
 
 def _calibrated(
-    memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools
+    memory: Learned, tree: Tree, verdict: AcceptResult, accepted: Bools
 ) -> Mapping[int, Logistic]:
     """Return the models of acceptance after an accept result, by source.
 
@@ -576,7 +578,7 @@ def _calibrated(
     """
     whole = tree.whole or tree
     columns = whole.parents, whole.tokens, whole.log_q, whole.entropy, whole.depth
-    nodes, x, right = lessons(
+    nodes, x, right = calibration_examples(
         tree.parents, tree.tokens, tree.number, accepted, verdict.bonus, *columns, CERTAIN
     )
     calibrated, source = dict(memory.acceptance), whole.source[nodes]

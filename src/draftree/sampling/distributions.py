@@ -69,7 +69,7 @@ class Distributions:
 
     A processor that counts its calls is called as in plain decoding: once for every token, in their
     order. If processors forbid all tokens, p is the target's own distribution without processors,
-    and `vouch` raises an error. The error is delayed because an acceptor may look beyond the end of
+    and `raise_if_invalid` raises an error. The error is delayed because an acceptor may look beyond the end of
     a text, where plain decoding computes nothing.
 
     Args:
@@ -156,7 +156,7 @@ class Distributions:
             self._scores[node] = given, made
         return self._scores[node]
 
-    def vouch(self, nodes: Ints) -> None:
+    def raise_if_invalid(self, nodes: Ints) -> None:
         """Raise an error if processors left no token to choose after one of the given nodes.
 
         Raises:

@@ -16,7 +16,7 @@ from draftree.kernels.topk import likeliest
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.sampling.warpers import warped
-from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints, absent
+from draftree.tree import Bools, Candidates, DraftVocab, Draw, Floats, Ints, absent
 from draftree.utils.hardware import has_float64, to_device
 
 BEYOND = 8
@@ -119,7 +119,7 @@ def drawn(
     drawing: Drawing,
     rows: Ints,
     depths: Ints,
-    drafted: Drafted | None = None,
+    drafted: DraftVocab | None = None,
 ) -> Candidates:
     """Choose K candidates after each frontier node from the drafter's logits.
 

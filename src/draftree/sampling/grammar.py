@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from draftree.errors import UnknownName, UserError, shown
 from draftree.tree import Bools
-from draftree.utils.files import understood
+from draftree.utils.files import as_user_error
 from draftree.utils.validated_dataclass import Knobs, unicode
 
 REMEMBERED = 512
@@ -70,7 +70,7 @@ class Grammar(Knobs):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        with understood(f"{self.named} cannot be used"):
+        with as_user_error(f"{self.named} cannot be used"):
             wrong, messages = LLMatcher.validate_grammar_with_warnings(self.source)
         if wrong:
             raise UserError(f"{self.named} cannot be used: {_one_line(messages[0])}")
@@ -89,7 +89,7 @@ class Grammar(Knobs):
                 allows, which a weak model may continue without end.
             canonical: whether forced spans must use the tokenizer's own tokenisation.
         """
-        with understood(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
+        with as_user_error(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
             value = json.loads(schema) if isinstance(schema, str) else dict(schema)
             text = json.dumps(value)
             for key in _keys(value):

@@ -31,7 +31,7 @@ They are the two words of the generator's key and the last three words of its co
 """
 
 
-class Chance(ABC):
+class RandomSource(ABC):
     """Define the source of an acceptor's randomness.
 
     It has few methods, so that tests can enumerate all outcomes.
@@ -52,7 +52,7 @@ class Chance(ABC):
 
 
 @final
-class Keyed(Chance):
+class Keyed(RandomSource):
     """Generate noise that depends only on seed, request, position and token.
 
     It does not depend on drafts (DESIGN, Exactness). A token is argmax(log p + g) with Gumbel noise

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from draftree.loop import Parts, State
+from draftree.loop import Components, State
 from draftree.target.target import Target
 
 
@@ -14,7 +14,7 @@ class Host(Protocol):
         """Return the target of the engine."""
         ...
 
-    def scheduled_parts(self) -> tuple[Parts, State]:
+    def scheduled_parts(self) -> tuple[Components, State]:
         """Return the engine's parts, and the states of drafter and policy for a new batch.
 
         The parts are target, drafter, policy, acceptor and costs.

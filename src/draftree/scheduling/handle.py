@@ -9,10 +9,10 @@ from typing import Literal, final
 from draftree.metrics import Stats, Step
 from draftree.models.kv_cache import SlotCache
 from draftree.request import Emitted, Request
-from draftree.target.target import Taps
+from draftree.target.target import HiddenStates
 from draftree.text.completion import Completion, Reading, Token
 
-FEW = 16
+MAX_REMAINING_TOKENS = 16
 """Largest number of prompt tokens that may be left for the step in which a prompt that was read in
 several chunks joins the batch."""
 Status = Literal["waiting", "reading", "running", "finished", "cancelled", "failed"]
@@ -68,7 +68,7 @@ class PartialPrompt:
     """
 
     cache: SlotCache | None = None
-    taps: list[Taps] = field(default_factory=list)
+    taps: list[HiddenStates] = field(default_factory=list)
     read: int = 0
     row: int = -1
 
@@ -77,9 +77,9 @@ class PartialPrompt:
         """Return the number of tokens that may be read when the prompt joins the batch.
 
         Joining copies the cache of the tokens that were read. For a prompt in several chunks only
-        `FEW` tokens may be left then, so that this step takes no longer than others.
+        `MAX_REMAINING_TOKENS` tokens may be left then, so that this step takes no longer than others.
         """
-        return FEW if len(self.taps) > 1 else math.inf
+        return MAX_REMAINING_TOKENS if len(self.taps) > 1 else math.inf
 
 
 @dataclass(eq=False)

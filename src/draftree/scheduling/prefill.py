@@ -14,16 +14,16 @@ import numpy as np
 from torch import Tensor
 
 from draftree import loop
-from draftree.batch import Rows
-from draftree.loop import Parts
+from draftree.batch import SequenceBatch
+from draftree.loop import Components
 from draftree.models.forward_batch import Chunk
 from draftree.request import Emitted
 from draftree.scheduling.handle import Entry
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.prefix_cache import PrefixStore
 from draftree.scheduling.prompt_chunks import ChunkSizes, shares
-from draftree.scheduling.running_batch import Batch
-from draftree.target.target import Read, Taps
+from draftree.scheduling.running_batch import RunningBatch
+from draftree.target.target import HiddenStates, Read
 from draftree.utils.hardware import timed
 
 Act = Callable[[Sequence[Entry]], None]
@@ -49,7 +49,12 @@ class PromptReader:
     """
 
     def __init__(
-        self, batch: Batch, options: SchedulerOptions, prefixes: PrefixStore, act: Act, take: Take
+        self,
+        batch: RunningBatch,
+        options: SchedulerOptions,
+        prefixes: PrefixStore,
+        act: Act,
+        take: Take,
     ) -> None:
         self._batch = batch
         self._options = options
@@ -58,7 +63,7 @@ class PromptReader:
         self._take = take
         self.sizes, self.shared = ChunkSizes(options), 0
 
-    def advance(self, parts: Parts, rows: Rows) -> None:
+    def advance(self, parts: Components, rows: SequenceBatch) -> None:
         """Run one pass over the nodes of running sequences and over chunks of prompts.
 
         Choose the first token of each prompt that this pass completes.
@@ -114,7 +119,9 @@ class PromptReader:
             prompt.read += count
             first += count
 
-    def _begin(self, parts: Parts, rows: Rows, entries: Sequence[Entry], logits: Tensor) -> None:
+    def _begin(
+        self, parts: Components, rows: SequenceBatch, entries: Sequence[Entry], logits: Tensor
+    ) -> None:
         """Choose the first tokens of prompts that have been read completely."""
         if not entries:
             return
@@ -128,7 +135,7 @@ class PromptReader:
             ]
         begun, joined = (
             np.array([entry.prompt.row for entry in entries], np.int64),
-            Taps.joined(taps),
+            HiddenStates.joined(taps),
         )
         events, self._batch.state = loop.begin(
             parts, rows, begun, logits, joined, self._batch.state
@@ -136,7 +143,11 @@ class PromptReader:
         self._join(rows, entries, events, joined)
 
     def _join(
-        self, rows: Rows, entries: Sequence[Entry], events: Sequence[Emitted], taps: Taps
+        self,
+        rows: SequenceBatch,
+        entries: Sequence[Entry],
+        events: Sequence[Emitted],
+        taps: HiddenStates,
     ) -> None:
         for entry, event in zip(entries, events, strict=True):
             self._batch.join(entry, event)
@@ -198,6 +209,6 @@ class PromptReader:
         begun, events, taps = loop.prefill(
             parts.target, parts.acceptor, parts.drafter.needs, rows, requests
         )
-        taps = Taps.joined([*read, taps])
+        taps = HiddenStates.joined([*read, taps])
         self._batch.state = loop.start(parts, rows, begun, taps, self._batch.state)
         self._join(rows, entries, events, taps)

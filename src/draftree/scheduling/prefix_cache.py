@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftree.models.kv_cache import Pages, SlotCache
 from draftree.scheduling.handle import PartialPrompt
-from draftree.target.target import Taps, Target
+from draftree.target.target import HiddenStates, Target
 
 
 @dataclass(eq=False)
@@ -94,10 +94,10 @@ class PrefixStore:
             layer: torch.cat([block.hidden[layer] for block in blocks])
             for layer in blocks[0].hidden
         }
-        taps = Taps(hidden, np.zeros_like(tokens), np.arange(len(tokens)), tokens, cache)
+        taps = HiddenStates(hidden, np.zeros_like(tokens), np.arange(len(tokens)), tokens, cache)
         return PartialPrompt(cache, [taps], len(tokens))
 
-    def store(self, prompt: Sequence[int], cache: SlotCache, row: int, taps: Taps) -> None:
+    def store(self, prompt: Sequence[int], cache: SlotCache, row: int, taps: HiddenStates) -> None:
         """Store all full blocks of a prompt that has been read.
 
         Args:

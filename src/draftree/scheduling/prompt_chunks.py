@@ -16,18 +16,18 @@ LEAST_BESIDE = 16
 """Least number of prompt tokens in a pass that also decodes. It is smaller than `LEAST`, because
 such a pass gets faster with fewer tokens.
 """
-UNKNOWN = 64
+DEFAULT_CHUNK = 64
 """Number of tokens to read while no reading has been timed yet."""
-STEPS = 1.5
+MAX_STEP_FACTOR = 1.5
 """Time limit for reading prompts in a step, in durations of a decoding step, if the options set no
 limit.
 """
-ALONE = 0.05
+MAX_IDLE_SECONDS = 0.05
 """Time limit in seconds for reading prompts while no sequence is decoded. Requests that arrive
 during a step have to wait for its end."""
 LEAST_SHARE = 0.1
 """Least share of the time of a pass that also decodes which is attributed to reading the chunk."""
-MEMORY = 256
+DECAY_TOKENS = 256
 """Number of read tokens after which the weight of an earlier timing has fallen to 1/e."""
 
 
@@ -59,7 +59,7 @@ class ChunkSizes:
         """
         if beside and self._decoding:
             seconds = max(seconds - statistics.median(self._decoding), LEAST_SHARE * seconds)
-        kept = math.exp(-tokens / MEMORY)
+        kept = math.exp(-tokens / DECAY_TOKENS)
         self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + seconds
 
     def budget(self, running: bool, beside: bool = False) -> int:
@@ -72,12 +72,12 @@ class ChunkSizes:
         most = self._options.max_batch_tokens
         least = min(LEAST_BESIDE if running and beside else LEAST, most)
         if not self._seconds:
-            return min(UNKNOWN, most)
+            return min(DEFAULT_CHUNK, most)
         decoding = statistics.median(self._decoding) if running and self._decoding else 0.0
         if self._options.max_step_seconds is not None:
             seconds = self._options.max_step_seconds - decoding
         else:
-            seconds = STEPS * decoding or ALONE
+            seconds = MAX_STEP_FACTOR * decoding or MAX_IDLE_SECONDS
         return max(least, min(int(seconds * self._tokens / self._seconds), most))
 
 

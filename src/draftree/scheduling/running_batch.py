@@ -6,20 +6,20 @@ from typing import final
 import numpy as np
 
 from draftree import loop
-from draftree.batch import Rows
-from draftree.loop import Parts, State
+from draftree.batch import SequenceBatch
+from draftree.loop import Components, State
 from draftree.request import Emitted
 from draftree.scheduling.engine_protocol import Host
 from draftree.scheduling.handle import Entry
 from draftree.scheduling.options import SchedulerOptions
 
-PATIENCE = 4
+IDLE_STEPS = 4
 """Number of steps with free slots and without waiting requests after which the batch is made
 smaller."""
 
 
 @final
-class Batch:
+class RunningBatch:
     """Manage the slots of running sequences and of prompts that are being read.
 
     Args:
@@ -44,7 +44,7 @@ class Batch:
         self._host = host
         self._options = options
         self._preempt = preempt
-        self.opened: tuple[Parts, Rows] | None = None
+        self.opened: tuple[Components, SequenceBatch] | None = None
         self.state = State()
         self.running: dict[int, Entry] = {}
         self.reading: list[Entry] = []
@@ -66,7 +66,7 @@ class Batch:
         target, asked = self._host.target, self._options.share_passes
         return target.reads_beside and (target.packs if asked is None else asked)
 
-    def open(self, count: int) -> tuple[Parts, Rows]:
+    def open(self, count: int) -> tuple[Components, SequenceBatch]:
         """Return the engine's parts (see `opened`), and a batch with at least `count` slots.
 
         The batch is created or enlarged if necessary.
@@ -79,13 +79,13 @@ class Batch:
             cache = parts.target.new_cache(count, 64)
             if cache.ladder.few or not self.movable:
                 cache = parts.target.new_cache(self._options.max_sequences, 64)
-            self.opened = parts, Rows(cache, calls=self._admitted)
+            self.opened = parts, SequenceBatch(cache, calls=self._admitted)
         if self.opened[1].cache.rows < count:
             self.resize(count)
         assert self.opened is not None
         return self.opened
 
-    def seat(self) -> tuple[Parts, Rows]:
+    def seat(self) -> tuple[Components, SequenceBatch]:
         """Give a slot to each prompt that is being read, and return the parts and the batch.
 
         The part of a prompt that was read into its own cache is copied to the slot. Cache memory
@@ -152,7 +152,7 @@ class Batch:
                 self.running[row].row = row
 
     def shrink(self, waiting: bool) -> None:
-        """Make the batch smaller after it has had free slots for `PATIENCE` steps.
+        """Make the batch smaller after it has had free slots for `IDLE_STEPS` steps.
 
         The batch keeps its size while requests wait or prompts are being read.
         """
@@ -160,7 +160,7 @@ class Batch:
         rows = self.opened[1]
         spare = len(self.running) < rows.cache.rows and not (waiting or self.reading)
         self._spare_steps = self._spare_steps + 1 if spare else 0
-        if self._spare_steps >= PATIENCE and self.movable and not rows.cache.ladder.few:
+        if self._spare_steps >= IDLE_STEPS and self.movable and not rows.cache.ladder.few:
             self.resize(len(self.running))
 
     def leave(self, entry: Entry) -> None:

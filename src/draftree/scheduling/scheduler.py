@@ -16,16 +16,16 @@ from threading import Lock
 from typing import Any, final
 
 from draftree import loop
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.errors import UserError
-from draftree.loop import Parts, State
+from draftree.loop import Components, State
 from draftree.request import Emitted, Request
 from draftree.scheduling.engine_protocol import Host
 from draftree.scheduling.handle import Entry, Handle, Status, Update
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.prefill import PromptReader
 from draftree.scheduling.prefix_cache import PrefixStore
-from draftree.scheduling.running_batch import Batch
+from draftree.scheduling.running_batch import RunningBatch
 from draftree.text.completion import Reading
 
 HEADROOM, SHARE = 16, 64
@@ -65,14 +65,14 @@ class Scheduler:
         self._acting: list[Entry] = []
         self._updates: list[Update] = []
         self._batch, self._prefixes = (
-            Batch(host, options, self._preempt),
+            RunningBatch(host, options, self._preempt),
             PrefixStore(options.prefix_block),
         )
         self._reader = PromptReader(self._batch, options, self._prefixes, self._act, self._take)
 
     @property
-    def batch(self) -> tuple[Parts, Rows] | None:
-        """Return the engine's parts and the running batch, see `Batch.opened`.
+    def batch(self) -> tuple[Components, SequenceBatch] | None:
+        """Return the engine's parts and the running batch, see `RunningBatch.opened`.
 
         The result is None while no sequence runs.
         """

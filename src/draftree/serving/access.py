@@ -30,7 +30,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-NOBODY = "everyone"
+ANYONE = "everyone"
 """Name of the owner for all clients if no API key is required."""
 
 
@@ -58,7 +58,7 @@ class Keys:
             ApiError: the header contains no valid key.
         """
         if not self._hashes:
-            return NOBODY
+            return ANYONE
         kind, _, key = (authorization or "").partition(" ")
         sent = self._hash(key.strip())
         matches = [hmac.compare_digest(sent, known) for known in self._hashes]
@@ -149,7 +149,7 @@ class Guard:
     def _owner(self, scope: Scope, headers: Headers) -> str:
         path = scope["path"]
         if path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
-            return NOBODY
+            return ANYONE
         return self._keys.owner(headers.get("authorization"))
 
 

@@ -13,7 +13,7 @@ from draftree.text.completion import Token
 from draftree.viewer.token_text import Spellings
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-IMPOSSIBLE = -9999.0
+MINUS_INFINITY = -9999.0
 """Number that represents a log-probability of −∞, which JSON cannot express. OpenAI's API uses the
 same number."""
 
@@ -127,7 +127,7 @@ def token_entry(spellings: Spellings, token: int, logprob: float) -> dict[str, A
     return {
         "token": data.decode(errors="replace"),
         "bytes": list(data),
-        "logprob": max(logprob, IMPOSSIBLE),
+        "logprob": max(logprob, MINUS_INFINITY),
     }
 
 
@@ -147,14 +147,14 @@ def legacy_logprobs(
         offsets.append(offsets[-1] + len(text))
     tops = [
         {
-            spellings.data(token).decode(errors="replace"): max(logprob, IMPOSSIBLE)
+            spellings.data(token).decode(errors="replace"): max(logprob, MINUS_INFINITY)
             for token, logprob in one.top
         }
         for one in logprobs
     ]
     return {
         "tokens": texts,
-        "token_logprobs": [max(one.logprob, IMPOSSIBLE) for one in logprobs],
+        "token_logprobs": [max(one.logprob, MINUS_INFINITY) for one in logprobs],
         "top_logprobs": tops,
         "text_offset": offsets[:-1],
     }

@@ -53,7 +53,7 @@ FILES = {
 files as on saved pages.
 """
 PING_SECONDS = 15
-WRITTEN = DOCUMENTED | {200: {"content": {"text/event-stream": {}}}}
+GENERATION_RESPONSES = DOCUMENTED | {200: {"content": {"text/event-stream": {}}}}
 """Documented responses of routes that generate texts: JSON, or server-sent events with `stream`."""
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def version() -> str:
 def add_generation(app: FastAPI, state: ServerState) -> None:
     """Add the routes that generate texts."""
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=WRITTEN)
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=GENERATION_RESPONSES)
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer the messages of a chat."""
         prepared = await asyncio.to_thread(state.prepare_chat, body, owner_of(request))
@@ -122,7 +122,7 @@ def add_generation(app: FastAPI, state: ServerState) -> None:
             Answer(state, body, prepared, state.worker.submit(prepared.work)), request
         )
 
-    @app.post("/v1/completions", response_model=Completion, responses=WRITTEN)
+    @app.post("/v1/completions", response_model=Completion, responses=GENERATION_RESPONSES)
     async def complete(body: CompletionBody, request: Request) -> Response:
         """Continue a text."""
         prepared = await asyncio.to_thread(state.prepare_completion, body, owner_of(request))
@@ -130,7 +130,7 @@ def add_generation(app: FastAPI, state: ServerState) -> None:
             CompletionAnswer(state, body, prepared, state.worker.submit(prepared.work)), request
         )
 
-    @app.post("/v1/responses", response_model=dict[str, Any], responses=WRITTEN)
+    @app.post("/v1/responses", response_model=dict[str, Any], responses=GENERATION_RESPONSES)
     async def respond(body: ResponsesBody, request: Request) -> Response:
         """Answer an input; nothing is stored."""
         chat = chat_body(body)

@@ -11,13 +11,13 @@ from typing_extensions import override
 
 from draftree.serving.answer_text import AnswerText, Delta, legacy_logprobs, logprob_entries
 from draftree.serving.metrics import RequestFigures, merged
-from draftree.serving.request_models import Metrics as Told
+from draftree.serving.request_models import Metrics as DeviceReport
 from draftree.serving.request_models import Sampled
 from draftree.serving.state import Prepared, ServerState
 from draftree.serving.tool_calls import Call, CallPiece
 from draftree.serving.worker import Job, TextUpdate
 
-DONE = "[DONE]"
+DONE_EVENT = "[DONE_EVENT]"
 """Data of the last event of a streamed answer."""
 
 
@@ -95,10 +95,10 @@ class Answer:
             )
         elif self.told not in (None, "none"):
             yield dumped(self.head(self.piece) | {"choices": []} | self.metrics())
-        yield DONE
+        yield DONE_EVENT
 
     @property
-    def told(self) -> Told | None:
+    def told(self) -> DeviceReport | None:
         """Return the requested amount of drafting metrics; None for the default."""
         return self.body.metrics
 
@@ -265,7 +265,7 @@ def call_piece(piece: CallPiece) -> dict[str, Any]:
 
 
 def request_metrics(
-    figures: RequestFigures, seconds: float, first: float, told: Told | None
+    figures: RequestFigures, seconds: float, first: float, told: DeviceReport | None
 ) -> dict[str, Any]:
     """Return the field `metrics` of an answer.
 

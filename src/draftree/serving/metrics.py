@@ -54,7 +54,9 @@ class Metrics:
             "spec_decode_num_drafts", "Verified trees that had drafted tokens", registry=registry
         )
         self.drafted = Counter(
-            "spec_decode_num_draft_tokens", "Drafted tokens that were verified", registry=registry
+            "spec_decode_num_draft_tokens",
+            "DraftVocab tokens that were verified",
+            registry=registry,
         )
         self.accepted = Counter(
             "spec_decode_num_accepted_tokens",

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.data.prompts import encode
 from draftree.serving.errors import ApiError
 from draftree.serving.request_models import ContentPart, InputItem, Message, Tool
-from draftree.utils.files import understood
+from draftree.utils.files import as_user_error
 
 TOOLS_MESSAGE = (
     "You can call these functions:\n{tools}\n"
@@ -34,7 +34,7 @@ def chat_ids(
         described = []
     if not described:
         return encode(tokenizer, chat)
-    with understood("the target's chat template refuses the messages"):
+    with as_user_error("the target's chat template refuses the messages"):
         encoded: Any = tokenizer.apply_chat_template(
             chat, tools=described, add_generation_prompt=True, return_dict=True
         )

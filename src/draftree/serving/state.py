@@ -32,7 +32,7 @@ from draftree.target.target import Target
 from draftree.text.options import Options
 from draftree.viewer.token_text import Spellings
 
-PLAIN = ("pld", "pct:max_depth=0")
+PLAIN_PARTS = ("pld", "pct:max_depth=0")
 """Specs of a drafter and a policy that draft nothing, for plain decoding."""
 
 
@@ -235,7 +235,7 @@ class ServerState:
 
     def _engine_for(self, key: Speculative) -> Engine:
         """Return a new engine over the server's target for the given speculative options."""
-        drafter, policy = PLAIN if key.plain else (key.drafter, key.policy)
+        drafter, policy = PLAIN_PARTS if key.plain else (key.drafter, key.policy)
         opened = build("drafter", drafter).open(self.target)
         engine = Engine(
             self.target, opened, build("policy", policy), self.engine.acceptor, self.engine.costs

@@ -14,12 +14,14 @@ from typing import Any, final
 
 from draftree.serving.request_models import FunctionTool
 
-MARKED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+MARKED_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 """Pattern for a tool call in the marks of Qwen, Hermes and SmolLM3."""
-FENCED = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
-BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+FENCED_JSON = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
+CALL_BEGINNING = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'
+)
 """Pattern for the beginning of a forced tool call, up to its arguments."""
-OPENINGS = ("<tool_call>", "<|python_tag|>", "```json", "```\n{", "{", "[")
+CALL_OPENINGS = ("<tool_call>", "<|python_tag|>", "```json", "```\n{", "{", "[")
 """Beginnings of texts that may be tool calls. A text with another beginning is streamed at once."""
 
 
@@ -89,7 +91,7 @@ class ForcedCall:
             piece = self._arguments(text)
             return (CallPiece(0, None, piece),) if piece else ()
         self._head += text
-        if (begun := BEGUN.match(self._head)) is None:
+        if (begun := CALL_BEGINNING.match(self._head)) is None:
             return ()
         self.name = str(json.loads(begun[1]))
         return (CallPiece(0, self.name, self._arguments(self._head[begun.end() :])),)
@@ -122,16 +124,16 @@ class ForcedCall:
 def may_be_call(text: str) -> bool:
     """Return whether a text may be the beginning of a tool call."""
     begun = text.lstrip()
-    return any(begun.startswith(opening) or opening.startswith(begun) for opening in OPENINGS)
+    return any(begun.startswith(opening) or opening.startswith(begun) for opening in CALL_OPENINGS)
 
 
 def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[Call]:
     """Return the tool calls of which a text consists; empty if it is an answer in words."""
     known = {tool.name for tool in tools}
     body = text.strip().removeprefix("<|python_tag|>").strip()
-    if fenced := FENCED.match(body):
+    if fenced := FENCED_JSON.match(body):
         body = fenced[1]
-    pieces = MARKED.findall(body) or [body]
+    pieces = MARKED_CALL.findall(body) or [body]
     calls = []
     for piece in pieces:
         try:

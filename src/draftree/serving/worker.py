@@ -22,15 +22,15 @@ from draftree.serving.errors import ApiError
 from draftree.serving.metrics import Metrics, RequestFigures
 from draftree.target.target import Target
 from draftree.text.completion import Token
-from draftree.text.stop_strings import Stops
+from draftree.text.stop_strings import StopStrings
 from draftree.utils.hardware import return_memory
-from draftree.viewer.html import drawn
+from draftree.viewer.html import step_as_lists
 from draftree.viewer.trace import Watch
 
 LOG = logging.getLogger(__name__)
-IDLE = 1.0
+IDLE_SECONDS = 1.0
 """Seconds without a request after which the process returns free memory to the system."""
-MANY = 16
+MAX_ENGINES = 16
 """Largest number of engines that are kept. An idle engine is dropped if there are more, the least
 recently used first."""
 
@@ -67,7 +67,7 @@ class Work:
     """
 
     requests: Sequence[Request]
-    stops: Stops
+    stops: StopStrings
     speculative: Speculative
     trees: bool = False
 
@@ -276,12 +276,12 @@ class Worker:
             self._count()
 
     def _await_work(self) -> None:
-        """Wait for work; after `IDLE` seconds without work, return free memory to the system."""
+        """Wait for work; after `IDLE_SECONDS` seconds without work, return free memory to the system."""
         work = lambda: bool(
             self._commands or self._stopped or any(lane.texts for lane in self._lanes.values())
         )
         with self._wake:
-            if self._wake.wait_for(work, IDLE):
+            if self._wake.wait_for(work, IDLE_SECONDS):
                 return
         return_memory()
         with self._wake:
@@ -309,13 +309,13 @@ class Worker:
     def _lane(self, key: Speculative) -> Lane:
         """Return the engine for the given speculative options; it is created if necessary.
 
-        If there are `MANY` engines already, the least recently used idle engine is dropped.
+        If there are `MAX_ENGINES` engines already, the least recently used idle engine is dropped.
         """
         lane = self._lanes.pop(key, None)
         if lane is None:
             lane = Lane(self._engine_for(key))
             idle = [other for other, one in self._lanes.items() if not one.texts]
-            if len(self._lanes) >= MANY and idle:
+            if len(self._lanes) >= MAX_ENGINES and idle:
                 del self._lanes[idle[0]]
         self._lanes[key] = lane
         return lane
@@ -371,7 +371,7 @@ class Worker:
             self._metrics.count_step(emitted.step)
         elif first:
             self._metrics.count_prompt(figures)
-        tree = None if text.watch is None else drawn(text.watch.note(emitted))
+        tree = None if text.watch is None else step_as_lists(text.watch.note(emitted))
         text.job.post(TextUpdate(text.index, tokens, tree))
 
     def _fail(self, lane: Lane, error: ApiError) -> None:

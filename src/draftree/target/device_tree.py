@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from draftree.models.forward_batch import DeviceFeed, Laid
-from draftree.models.graph_capture import Given, Made, Then
+from draftree.models.graph_capture import Epilogue, Given, Made
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import Needs, Packing, Taps, Target, Verified
+from draftree.target.target import HiddenStates, HiddenStateSpec, Packing, Target, Verified
 from draftree.tree import Floats, Ints, Tree
 from draftree.utils.profiler import in_phase
 
@@ -175,7 +175,7 @@ class Layers(ABC):
 
 
 @dataclass(frozen=True)
-class Told:
+class DeviceReport:
     """Draft trees that were grown on the device, in the form that the host uses.
 
     Attributes:
@@ -191,7 +191,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Unseen:
+class DeviceTree:
     """Draft trees that were grown on the device and that the host does not know yet.
 
     Attributes:
@@ -234,7 +234,7 @@ class Unseen:
         )
         return torch.cat([each.double() for each in (*told, verified)], dim=1)
 
-    def told(self, report: Floats) -> Told:
+    def told(self, report: Floats) -> DeviceReport:
         """Convert a report to trees in the order in which the host would have drafted them."""
         size, fed = self.nodes.tokens.shape[1], self.nodes.fed.shape[1]
         ends = np.cumsum([*(size,) * 5, fed, fed, 1])
@@ -264,7 +264,9 @@ class Unseen:
         kept = keep[at]
         numbers = np.where(asked > 0, np.take_along_axis(number, read.astype(np.int64), axis=1), -1)
         passes = np.split(numbers[:, : sum(self.frontiers)], np.cumsum(self.frontiers)[:-1], axis=1)
-        return Told(tree if kept.all() else tree.select(kept), tuple(passes), not broken.any())
+        return DeviceReport(
+            tree if kept.all() else tree.select(kept), tuple(passes), not broken.any()
+        )
 
 
 @torch.inference_mode()
@@ -272,10 +274,10 @@ class Unseen:
 def verified(
     target: Target,
     cache: SlotCache,
-    grown: Unseen,
-    needs: Needs,
+    grown: DeviceTree,
+    needs: HiddenStateSpec,
     mark: Callable[[], None] = lambda: None,
-) -> tuple[Told, Verified]:
+) -> tuple[DeviceReport, Verified]:
     """Verify draft trees that only the device knows; return the trees and the result.
 
     As in `Target.verify`, this is one pass. The host waits for the device only once in the step,
@@ -300,7 +302,7 @@ def verified(
         return *results, torch.cat((grown.report(nodes, best), answers.double()), dim=1)
 
     feed = DeviceFeed(n, n, cache.lengths.copy(), grown.nodes.given, "verify", make)
-    then = Then((n, asked, grown.rank), {}, made)
+    then = Epilogue((n, asked, grown.rank), {}, made)
     out, *caught, report = target.decoder.forward_on_device(feed, cache, needs.hidden, then)
     mark()
     told_of = report.cpu().numpy()
@@ -314,6 +316,6 @@ def verified(
     hidden = {layer: packed(h) for layer, h in zip(needs.hidden, caught, strict=True)}
     return told, Verified(
         packed(out),
-        Taps(hidden, tree.row, positions, tree.tokens, cache),
+        HiddenStates(hidden, tree.row, positions, tree.tokens, cache),
         (answers[0].tolist(), answers[1].tolist()),
     )

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from draftree.errors import UserError
-from draftree.models.batch_invariant import Stable, parting
+from draftree.models.batch_invariant import Stable, first_variant_layer
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_modules import replaced_kinds
 from draftree.models.invariant_widths import Widths
 from draftree.models.packed_linear import packed_shapes
 from draftree.models.spread import is_spread
-from draftree.utils.files import Entries, read_object, understood, write_text
+from draftree.utils.files import Entries, as_user_error, read_object, write_text
 from draftree.utils.hardware import has_float64, interleaved, kept, machine
 
 HALF = (torch.bfloat16, torch.float16)
@@ -67,14 +67,14 @@ class Findings:
     """
 
     kinds: Mapping[str, Widths | None]
-    parting: str | None
+    first_variant_layer: str | None
     price: float | None = None
 
     @property
     def lacks(self) -> str | None:
         """Return the place where passes are not batch invariant; None if they are."""
         unstable = [name for name, widths in self.kinds.items() if widths is None]
-        return f"in its {unstable[0]}" if unstable else self.parting
+        return f"in its {unstable[0]}" if unstable else self.first_variant_layer
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
@@ -87,7 +87,7 @@ class Findings:
         return cls(kinds, entries.get("parting", str | None), entries.get("price", float | None))
 
 
-def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
+def probe_batch_invariance(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
     """Measure whether a model can be batch invariant, or load an earlier result of this machine.
 
     Args:
@@ -106,7 +106,7 @@ def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Finding
         own = None if stable.exact else "in its attention, which is no other one"
         unknown = None in stable.widths.values()
         found = Findings(
-            stable.widths, own or (None if unknown else parting(decoder, stable.runner))
+            stable.widths, own or (None if unknown else first_variant_layer(decoder, stable.runner))
         )
     if priced and found.price is None and found.lacks is None:
         found = replace(found, price=price(decoder, stable))
@@ -141,7 +141,7 @@ def identity(decoder: Decoder) -> dict[str, str]:
 def _stored(path: Path) -> Findings | None:
     with (
         suppress(UserError),
-        understood(f"'{path}' does not hold findings"),
+        as_user_error(f"'{path}' does not hold findings"),
     ):  # an earlier version may have written it otherwise
         return Findings.of(read_object(path, "findings")) if path.is_file() else None
     return None
@@ -177,7 +177,7 @@ def price(
     return ours / own - 1
 
 
-def decided(
+def resolve_exactness(
     decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False
 ) -> tuple[Stable | None, Word]:
     """Decide whether a target's passes are batch invariant.
@@ -209,7 +209,7 @@ def decided(
         return None, asked
     if asked == "ties" or (asked is None and not (free and decoder.dtype in HALF)):
         return None, asked
-    stable, found = looked_into(decoder, priced=asked is None and not anyway)
+    stable, found = probe_batch_invariance(decoder, priced=asked is None and not anyway)
     if asked == "bits":
         if found.lacks is not None:
             told = f"but target '{name}' gives a token other bits in company, {found.lacks}"

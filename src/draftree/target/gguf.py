@@ -25,7 +25,7 @@ from draftree.errors import UserError, shown
 from draftree.models.loading_progress import no_loading_bar
 from draftree.models.supported_architectures import refuse_unsupported
 from draftree.target.gguf_header import Header, read_header
-from draftree.utils.files import cache_folder, locked, on_disk, understood, whole_folder
+from draftree.utils.files import as_user_error, cache_folder, locked, on_disk, whole_folder
 from draftree.utils.hardware import return_memory
 
 LOG = logging.getLogger("draftree")
@@ -76,7 +76,7 @@ def dequantised(path: Path) -> Path:
         UserError: the file cannot be read, its header does not match its tensors, a part or package
             is missing, the architecture is not supported, or the disk is full.
     """
-    with understood(f"cannot read '{path}'"):
+    with as_user_error(f"cannot read '{path}'"):
         parts = parts_of(path)
         stats = [part.stat() for part in parts]
         return _kept(path, tuple(parts), tuple((file.st_size, file.st_mtime_ns) for file in stats))
@@ -160,7 +160,7 @@ def _check(path: Path, parts: Sequence[Path]) -> list[Header]:
                 raise UserError(
                     f"'{part}' is not a GGUF file: it begins with {shown(first)}, allowed is {MAGIC!r}"
                 )
-        with understood(f"cannot read '{part}', which is broken"):
+        with as_user_error(f"cannot read '{part}', which is broken"):
             headers.append(read_header(part))
     _check_parts(parts, headers)
     _check_header(
@@ -177,7 +177,7 @@ def _convert(path: Path, parts: Sequence[Path], headers: Sequence[Header], folde
     transformers makes three `GGUFReader`s, each of which takes seconds for a vocabulary of 50,000
     tokens. Of a file that is not split, only the header is read here.
     """
-    with understood(
+    with as_user_error(
         f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"
     ):
         if len(parts) == 1:

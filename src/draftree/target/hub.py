@@ -13,7 +13,7 @@ from urllib.request import getproxies
 from huggingface_hub import constants
 
 from draftree.errors import shown
-from draftree.utils.files import understood
+from draftree.utils.files import as_user_error
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """The form of a hub id, at most 96 characters: OWNER/NAME, or only a name for the oldest models."""
@@ -129,7 +129,7 @@ def downloaded(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     repository, _, revision = name.partition(AT)
-    with understood(f"'{name}' cannot be downloaded"):
+    with as_user_error(f"'{name}' cannot be downloaded"):
         place = located(repository, revision or None)
         if Path(place).is_dir():
             return Path(place)

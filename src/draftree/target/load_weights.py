@@ -13,7 +13,7 @@ from draftree.models.load_options import Loading
 from draftree.models.quantization_support import refuse_missing_packages
 from draftree.target.hub import located
 from draftree.target.names import known_as
-from draftree.utils.files import checked, tensor_shapes, understood
+from draftree.utils.files import as_user_error, checked, tensor_shapes
 
 
 def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def merged(model: Any, loading: Loading) -> Any:
         raise UserError(
             f"an adapter needs the package '{error.name}': pip install 'draftree[adapter]'"
         ) from error
-    with understood(f"adapter '{loading.adapter}' cannot be loaded"):
+    with as_user_error(f"adapter '{loading.adapter}' cannot be loaded"):
         place = located(
             loading.adapter, file="adapter_config.json"
         )  # without the hub's retries where it cannot be reached

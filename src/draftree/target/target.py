@@ -36,14 +36,14 @@ from draftree.models.runner import ModelOutput, Outputs
 from draftree.models.spread import check_weights
 from draftree.models.supported_architectures import refuse_unsupported
 from draftree.target.chat_templates import names, read_template, with_default_system
-from draftree.target.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
+from draftree.target.exactness import HALF, LOG, Word, bfloat16_is_fast, resolve_exactness
 from draftree.target.hub import located
 from draftree.target.kernel_choice import choose_kernels
 from draftree.target.load_weights import merged, rounding
 from draftree.target.names import ALLOWED, SMOLLM2, hint, known, known_as, location
-from draftree.tree import Bools, Ints, Tree, Verdict
-from draftree.utils.files import understood
-from draftree.utils.gc_pause import seldom
+from draftree.tree import AcceptResult, Bools, Ints, Tree
+from draftree.utils.files import as_user_error
+from draftree.utils.gc_pause import gc_paused
 from draftree.utils.hardware import has_float64, to_device
 from draftree.utils.profiler import in_phase
 
@@ -60,7 +60,7 @@ snapshot of the states then exists before these tokens.
 
 
 @dataclass(frozen=True)
-class Needs:
+class HiddenStateSpec:
     """The internals of the target that a drafter reads.
 
     Attributes:
@@ -75,7 +75,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Taps:
+class HiddenStates:
     """Hidden states and other internals of the target, for the T tokens of a pass.
 
     Attributes:
@@ -175,7 +175,7 @@ class Read:
         logits: [E, V] logits after each chunk that ends its prompt.
     """
 
-    taps: Taps
+    taps: HiddenStates
     logits: Tensor
 
 
@@ -195,7 +195,7 @@ class Verified:
     """
 
     packed: Tensor
-    taps: Taps
+    taps: HiddenStates
     told: tuple[Sequence[int], Sequence[int]] | None = None
     at: Ints | None = None
     read: Read | None = None
@@ -264,14 +264,14 @@ class Target:
         warn_of_training(model)
         name = name_of(model)
         decoder = Decoder(model, capture=usual_capture(model, None))
-        stable, _ = decided(decoder, name, exactness, free=False)
+        stable, _ = resolve_exactness(decoder, name, exactness, free=False)
         if stable is not None:
             stable.use(decoder)
         decoder.check_capture()
         return cls(decoder, name, tokenizer, loading)
 
     @classmethod
-    @seldom()
+    @gc_paused()
     def load(
         cls,
         name: str,
@@ -300,9 +300,9 @@ class Target:
             raise UserError(
                 f"dtype is float64 and device '{place.type}', which lacks it: allowed there is float32 or float16"
             )
-        with understood(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
+        with as_user_error(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
             path = located(location(name), loading.revision)
-            config = AutoConfig.from_pretrained(path, **loading.found_by)
+            config = AutoConfig.from_pretrained(path, **loading.config_kwargs)
             kind = _class(config)
             if kind is not None or not loading.trust_remote_code:
                 refuse_unsupported(config, kind)
@@ -313,7 +313,7 @@ class Target:
             usual = torch.float32 if place.type == "cpu" and stored in HALF else stored
             four = loading.quantize == "int4"
             dtype = dtype or (torch.bfloat16 if chosen or four else usual)
-            told = loading.weights_by | rounding(config, loading, place)
+            told = loading.weight_kwargs | rounding(config, loading, place)
             model, info = pretrained(path, config, dtype, **told)
             if missing := sorted(
                 map(str, info["missing_keys"])
@@ -338,7 +338,7 @@ class Target:
                     f"compile is true for a {type(model).__name__}, allowed on a CPU is it for {kinds}"
                 )
         free = loading.attn_implementation is None
-        stable, exactness = decided(
+        stable, exactness = resolve_exactness(
             decoder, name, loading.exactness, free, anyway=chosen or four or compiled
         )
         if chosen and stable is None:
@@ -395,7 +395,7 @@ class Target:
                 room = 0
         return max(room, 0)
 
-    def refuse_needs(self, needs: Needs) -> None:
+    def refuse_needs(self, needs: HiddenStateSpec) -> None:
         """Refuse a drafter that reads keys and values which are not on the drafter's device.
 
         Raises:
@@ -417,7 +417,7 @@ class Target:
         self,
         cache: SlotCache,
         prompts: Sequence[Ints],
-        needs: Needs,
+        needs: HiddenStateSpec,
         rows: Ints | None = None,
         more: int = 0,
     ) -> Verified:
@@ -444,11 +444,11 @@ class Target:
         return replace(read, taps=replace(read.taps, rows=rows[read.taps.rows], cache=cache))
 
     def _prefilled(
-        self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, more: int
+        self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec, more: int
     ) -> Verified:
         reach = np.array([len(p) + more for p in prompts], np.int64)
         logits: list[Tensor | None] = [None] * len(prompts)
-        taps: list[list[Taps]] = [[] for _ in prompts]
+        taps: list[list[HiddenStates]] = [[] for _ in prompts]
         for part in _parts(cache, prompts):
             batch = ForwardBatch.chains(part, cache.lengths.copy(), self.decoder.device)
             batch = replace(batch, reach=reach)
@@ -460,7 +460,7 @@ class Target:
                     logits[r] = out.logits[np.searchsorted(read, r)]
                     place = cache.lengths[r] + np.arange(len(ids))
                     hidden = {layer: h[batch.of(r)] for layer, h in out.hidden.items()}
-                    taps[r].append(Taps(hidden, np.full(len(ids), r), place, ids, cache))
+                    taps[r].append(HiddenStates(hidden, np.full(len(ids), r), place, ids, cache))
                     cache.keep(r, place)
         parts = [t for row in taps for t in row]
         hidden = {layer: torch.cat([t.hidden[layer] for t in parts]) for layer in needs.hidden}
@@ -468,7 +468,7 @@ class Target:
             np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens")
         )
         stacked = torch.stack([row for row in logits if row is not None])
-        return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
+        return Verified(stacked, HiddenStates(hidden, rows, positions, tokens, cache))
 
     def read_anew(self, cache: SlotCache, texts: Sequence[Ints], rows: Ints) -> None:
         """Prefill texts again that are about to exceed the length at which `longrope` changes.
@@ -488,7 +488,9 @@ class Target:
         if late.size:
             lengths[late] = 0
             cache.truncate(lengths)
-            self.prefill(cache, [texts[row] for row in late.tolist()], Needs(), late, more=1)
+            self.prefill(
+                cache, [texts[row] for row in late.tolist()], HiddenStateSpec(), late, more=1
+            )
 
     @property
     def reads_beside(self) -> bool:
@@ -508,7 +510,7 @@ class Target:
 
     @torch.inference_mode()
     @in_phase("prompt")
-    def read(self, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]) -> Read:
+    def read(self, cache: SlotCache, needs: HiddenStateSpec, chunks: Sequence[Chunk]) -> Read:
         """Run a pass over prompt chunks, at most one of each sequence, and commit them."""
         nothing = [np.zeros(0, np.int64)] * cache.rows
         batch = ForwardBatch.chains(nothing, cache.lengths.copy(), self.decoder.device)
@@ -522,7 +524,7 @@ class Target:
             cache.keep(chunk.sequence, cache.lengths[chunk.sequence] + np.arange(len(chunk.tokens)))
 
     def _passed(
-        self, batch: ForwardBatch, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]
+        self, batch: ForwardBatch, cache: SlotCache, needs: HiddenStateSpec, chunks: Sequence[Chunk]
     ) -> tuple[ModelOutput, Read | None]:
         """Run a pass, and return its results for the batch and for the prompt chunks."""
         if not chunks:
@@ -540,7 +542,7 @@ class Target:
         ids = np.concatenate([chunk.tokens for chunk in chunks])
         hidden = {layer: h.index_select(0, theirs) for layer, h in out.hidden.items()}
         read = Read(
-            Taps(hidden, rows, whole.positions[np.concatenate(places)], ids, cache),
+            HiddenStates(hidden, rows, whole.positions[np.concatenate(places)], ids, cache),
             out.logits[len(own) :],
         )
         kept = {layer: h.index_select(0, mine) for layer, h in out.hidden.items()}
@@ -552,7 +554,7 @@ class Target:
         self,
         cache: SlotCache,
         tree: Tree,
-        needs: Needs,
+        needs: HiddenStateSpec,
         probes: Probes | None = None,
         chunks: Sequence[Chunk] = (),
     ) -> Verified:
@@ -570,7 +572,7 @@ class Target:
             ids, positions, counts, cache.lengths.copy(), seen, self.decoder.device
         )
         out, read = self._passed(batch, cache, needs, chunks)
-        taps = Taps({}, tree.row, positions[place], tree.tokens, cache)
+        taps = HiddenStates({}, tree.row, positions[place], tree.tokens, cache)
         verified = _in_order(
             out, taps, needs, None if np.array_equal(place, np.arange(len(place))) else place
         )
@@ -578,7 +580,12 @@ class Target:
         return replace(verified, read=read)
 
     def _verified_with(
-        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes, chunks: Sequence[Chunk]
+        self,
+        cache: SlotCache,
+        tree: Tree,
+        needs: HiddenStateSpec,
+        probes: Probes,
+        chunks: Sequence[Chunk],
     ) -> Verified:
         """Run the pass of `verify` over draft trees, probes and prompt chunks."""
         last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
@@ -605,16 +612,16 @@ class Target:
         at = np.argsort(np.concatenate(rows))
         probe_logits = out.logits.index_select(0, to_device(at[n:], out.logits.device))
         verified = _in_order(
-            out, Taps({}, tree.row, positions[:n], tree.tokens, cache), needs, at[:n]
+            out, HiddenStates({}, tree.row, positions[:n], tree.tokens, cache), needs, at[:n]
         )
         self._keep_read(cache, chunks)
         return replace(verified, taps=replace(verified.taps, probe_logits=probe_logits), read=read)
 
     @torch.inference_mode()
     @in_phase("commit")
-    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+    def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:
         """Commit root and accepted nodes, and discard the others."""
-        cache.keep_all(*path_slots(tree.row, verdict.nodes, cache.lengths))
+        cache.commit_tokens(*path_slots(tree.row, verdict.nodes, cache.lengths))
 
 
 def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
@@ -638,7 +645,9 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
         cache.mark()
 
 
-def _in_order(out: ModelOutput, taps: Taps, needs: Needs, at: Ints | None) -> Verified:
+def _in_order(
+    out: ModelOutput, taps: HiddenStates, needs: HiddenStateSpec, at: Ints | None
+) -> Verified:
     """Return the result of a pass over draft trees, with internals in the order of the nodes.
 
     Args:
@@ -786,9 +795,9 @@ def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerB
         UserError: the target has no tokenizer that can be read.
     """
     allowed = f"allowed: {ALLOWED}; load(…, tokenizer=…) takes one"
-    with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
+    with as_user_error(f"target '{target}' has no tokenizer that can be read ({allowed})"):
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            located(location(target), source.revision), **source.found_by
+            located(location(target), source.revision), **source.config_kwargs
         )
         found("a")
     if source.chat_template is not None:

@@ -18,7 +18,7 @@ from draftree.target.target import usable
 from draftree.testing.conformance import SCRIPTED, Suite, batch_cases, cases
 from draftree.testing.fakes import Recorder, tiny_target
 
-OFTEN = 20.0
+PROGRESS_SECONDS = 20.0
 """Seconds between two messages about the progress."""
 
 
@@ -80,7 +80,7 @@ def main() -> int:
         suite.baseline(acceptor)
     told = start
     for i, case in enumerate(chosen):
-        if (now := time.perf_counter()) - told > OFTEN:
+        if (now := time.perf_counter()) - told > PROGRESS_SECONDS:
             told, left = now, (now - start) / i * (len(chosen) - i)
             print(
                 f"{i:,} of {len(chosen):,} cases held or failed, {left / 60:.0f} min left",

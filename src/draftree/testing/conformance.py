@@ -28,24 +28,24 @@ from transformers import (
 from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
-from draftree.batch import Rows
+from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.costs.timings import StepTimes
 from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, Held
 from draftree.errors import UserError
-from draftree.loop import Parts, State, admit, decode, plain, release, step
+from draftree.loop import Components, State, admit, decode, plain, release, step
 from draftree.policies.base import Policy, append
 from draftree.registry import KINDS, check_exact, part, parts
 from draftree.request import Request, under
 from draftree.sampling.distributions import Distributions, processed
 from draftree.sampling.draft_sampling import Drawing
-from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.keyed_noise import Keyed, RandomSource
 from draftree.sampling.params import Sampling
 from draftree.scheduling.handle import Handle
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, tiny_target
-from draftree.tree import Candidates, Draw, Ints, Room, Tree, Verdict
+from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree, TreeBudget
 
 NOISE = 1e-6
 """Largest difference that counts as numerical noise between passes over different numbers of
@@ -77,7 +77,7 @@ class RandomCosts:
         """Ignore the times of a step."""
 
 
-LONG = 14
+REFERENCE_TOKENS = 14
 """Number of tokens that the reference generates after every prompt. Requests have smaller
 limits."""
 
@@ -156,7 +156,7 @@ class Watched(Acceptor):
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
 
-    def __init__(self, rule: Acceptor, room: Callable[[], Room], coverage: Coverage) -> None:
+    def __init__(self, rule: Acceptor, room: Callable[[], TreeBudget], coverage: Coverage) -> None:
         self._rule = rule
         self._room = room
         self._coverage = coverage
@@ -172,7 +172,7 @@ class Watched(Acceptor):
         return self._rule.draw
 
     @override
-    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+    def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         room = self._room()
         assert (tree.parents < np.arange(len(tree))).all(), "a node comes before its parent"
         if tree.drafted:  # the tree of the prefill is bare, and comes before there is any room
@@ -249,12 +249,14 @@ class Suite:
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
         """Return plain decoding's tokens for a request alone, without end tokens and criteria.
 
-        The text has `LONG` tokens, or ends with the target's context.
+        The text has `REFERENCE_TOKENS` tokens, or ends with the target's context.
         """
         key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
-            unending = replace(request, max_new_tokens=LONG, eos=frozenset(), criteria=())
-            alone = Rows(self.target.new_cache(1, 8))
+            unending = replace(
+                request, max_new_tokens=REFERENCE_TOKENS, eos=frozenset(), criteria=()
+            )
+            alone = SequenceBatch(self.target.new_cache(1, 8))
             rule: Acceptor = part("acceptor", "greedy" if sampling.greedy else "match")()
             for _ in plain(self.target, rule, alone, under([unending], sampling)):
                 pass
@@ -268,7 +270,7 @@ class Suite:
         requests[2] = replace(
             requests[2], eos=frozenset({self.reference(requests[2], sampling)[4]})
         )
-        rows = Rows(self.target.new_cache(3, 8))
+        rows = SequenceBatch(self.target.new_cache(3, 8))
         for _ in plain(self.target, rule, rows, under(requests, sampling)):
             pass
         for request, got in zip(requests, rows.written, strict=True):
@@ -286,7 +288,7 @@ class Suite:
         policy: Policy,
         acceptor: Acceptor,
         requests: Sequence[Request],
-        each_step: Callable[[Rows, Drafter[Any], State], None] | None = None,
+        each_step: Callable[[SequenceBatch, Drafter[Any], State], None] | None = None,
         coach: type[Scripted] = Sometimes,
     ) -> None:
         """Generate the texts of requests with drafts, and compare them with the reference.
@@ -301,8 +303,8 @@ class Suite:
         """
         sampling = sampling_for(case.acceptor)
         drafter = self.drafter(case.drafter, requests, sampling, coach)
-        rows = Rows(self.target.new_cache(len(requests), 8))
-        parts = Parts(
+        rows = SequenceBatch(self.target.new_cache(len(requests), 8))
+        parts = Components(
             self.target,
             drafter,
             policy,
@@ -373,7 +375,7 @@ class Suite:
         """
         text = [*request.prompt, *before]
         verified = self.target.prefill(
-            self.target.new_cache(1, len(text)), [np.array(text)], Needs()
+            self.target.new_cache(1, len(text)), [np.array(text)], HiddenStateSpec()
         )
         shown = [*request.before, *text]
         steps = (*request.processors, *sampling.processors)
@@ -484,7 +486,9 @@ def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> Non
         )
 
 
-def _look(target: Target, where: str, rows: Rows, drafter: Drafter[Any], state: State) -> None:
+def _look(
+    target: Target, where: str, rows: SequenceBatch, drafter: Drafter[Any], state: State
+) -> None:
     """Check that the cache and the state of a running batch are like fresh ones."""
     held = Held(rows.committed, rows.cache, state.drafter)
     _as_if_fresh(target, drafter, held, rows.last, rows.live, where)
@@ -501,7 +505,7 @@ def _as_if_fresh(
     retrieval drafters may know more than the text.
     """
     fresh = target.new_cache(len(held.texts), 8)
-    target.prefill(fresh, held.texts, Needs())
+    target.prefill(fresh, held.texts, HiddenStateSpec())
     assert held.cache.lengths.tolist() == fresh.lengths.tolist() == [len(t) for t in held.texts]
     for layer in range(len(fresh.shapes)):
         for ours, theirs in zip(held.cache.layer(layer), fresh.layer(layer), strict=True):
@@ -512,12 +516,12 @@ def _as_if_fresh(
                 )
     if not live.size or isinstance(drafter, Scripted):  # a script goes by the row's number
         return
-    bush, q = _two_layers(drafter, held.drafter_state, Tree.planted(live, last[live]), None)
+    bush, q = _two_layers(drafter, held.drafter_state, Tree.from_roots(live, last[live]), None)
     for child in range(bush.roots, len(bush)):
         row, root = int(bush.row[child]), int(bush.parents[child])
         verified = target.prefill(target.new_cache(1, 8), [held.texts[row]], drafter.needs)
         state = drafter.start([held.texts[row]], last[[row]], verified.taps)
-        alone = Tree.planted(np.zeros(1, np.int64), last[[row]])
+        alone = Tree.from_roots(np.zeros(1, np.int64), last[[row]])
         _, wanted = _two_layers(drafter, state, alone, int(bush.tokens[child]))
         for mine, theirs in zip((q[root], q[child]) if q else (), wanted, strict=True):
             far = float((mine - theirs).abs().max())
@@ -631,7 +635,9 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
     draw = np.random.default_rng(
         count
     )  # the same requests in every case, so that plain decoding writes them once
-    lengths = zip(draw.integers(1, 12, 2 * count), draw.integers(1, LONG, 2 * count), strict=True)
+    lengths = zip(
+        draw.integers(1, 12, 2 * count), draw.integers(1, REFERENCE_TOKENS, 2 * count), strict=True
+    )
     waiting = [
         Request([*suite.prompt(int(n)), i], int(limit), number=i, sampling=mixed[i % len(mixed)])
         for i, (n, limit) in enumerate(lengths)
@@ -640,10 +646,10 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
         suite.drafter(case.drafter, waiting, coach=Always),
         RandomCosts(crc32(str(case).encode())),
     )
-    rows = Rows(suite.target.new_cache(count, 8))
+    rows = SequenceBatch(suite.target.new_cache(count, 8))
     state = State()
     owners = dict[int, Request]()
-    parts = Parts(
+    parts = Components(
         suite.target,
         drafter,
         policy,
@@ -719,7 +725,7 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
     engine.set_limits(**limits, share_passes=bool(rng.integers(3)))
     scheduler = engine.scheduler
 
-    def room() -> Room:
+    def room() -> TreeBudget:
         assert scheduler.batch is not None
         return scheduler.batch[1].room(suite.target)
 
@@ -748,7 +754,7 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
 
 
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
-EVERYWHERE: dict[str, Check] = {"one": _one, "ragged": _ragged}
+FULL_CHECKS: dict[str, Check] = {"one": _one, "ragged": _ragged}
 """Checks that are run for every pairing of drafter and policy."""
 PAIRWISE: dict[str, Check] = {
     "limit": _limit,
@@ -764,7 +770,7 @@ PAIRWISE: dict[str, Check] = {
 }
 """Checks that are run for a selection of pairings: any two values of check, drafter, policy and
 acceptor occur together in some case."""
-CHECKS = EVERYWHERE | PAIRWISE
+CHECKS = FULL_CHECKS | PAIRWISE
 
 
 def batch_cases(
@@ -805,7 +811,7 @@ def cases(
 ) -> list[Case]:
     """Return the cases of the conformance suite.
 
-    By default, the checks `EVERYWHERE` run for every drafter × policy, each time with another third
+    By default, the checks `FULL_CHECKS` run for every drafter × policy, each time with another third
     of the acceptors. The checks `PAIRWISE` run for a selection of combinations.
 
     So each acceptor is tested with each drafter and with each policy, but only `full` covers all
@@ -830,7 +836,7 @@ def cases(
             return full or (rule in known and rule == known[turn % len(known)])
         return full or (turn + every[2].index(rule)) % turns == 0
 
-    everywhere = (c for c in itertools.product(EVERYWHERE, *every) if due(*c))
+    everywhere = (c for c in itertools.product(FULL_CHECKS, *every) if due(*c))
     return [Case(*c) for c in (*everywhere, *chosen)]
 
 

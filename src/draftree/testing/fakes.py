@@ -23,11 +23,11 @@ from draftree.models.graph_capture import Capture, Eager, Made
 from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import Loading
 from draftree.sampling.draft_sampling import Drawing, drawn
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 from draftree.target.device_tree import Choose, Layers, Nodes
 from draftree.target.kernel_choice import choose_kernels
-from draftree.target.target import Needs, Probes, Taps, Target
-from draftree.tree import Candidates, Draw, Ints, Tree, Verdict, absent
+from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target
+from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree, absent
 
 CPU = torch.device("cpu")
 
@@ -192,7 +192,7 @@ class TableDrafter(Drafter[None]):
             request's noise.
     """
 
-    def __init__(self, q: Tensor, chance: Chance | None = None) -> None:
+    def __init__(self, q: Tensor, chance: RandomSource | None = None) -> None:
         self._log_q, self._chance = q.double().log(), chance
 
     @override
@@ -200,7 +200,7 @@ class TableDrafter(Drafter[None]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: None = None,
         rows: Ints | None = None,
     ) -> None:
@@ -219,7 +219,7 @@ class TableDrafter(Drafter[None]):
         ), None
 
     def _branched(
-        self, chance: Chance, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints
+        self, chance: RandomSource, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints
     ) -> Candidates:
         nowhere = np.argmin(log_q.numpy(), axis=1)
         tokens = np.tile(nowhere[:, None], k)
@@ -237,7 +237,7 @@ class TableDrafter(Drafter[None]):
         return Candidates(tokens, np.take_along_axis(log_q.numpy(), tokens, axis=1), log_q, kind)
 
     @override
-    def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def commit(self, state: None, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> None:
         return None
 
     @override
@@ -271,7 +271,7 @@ class Scripted(Drafter[Texts]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Texts | None = None,
         rows: Ints | None = None,
     ) -> Texts:
@@ -317,7 +317,7 @@ class Scripted(Drafter[Texts]):
         )
 
     @override
-    def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
+    def commit(self, state: Texts, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Texts:
         return extended(state, tree, verdict)
 
     @override
@@ -383,7 +383,7 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
     @property
     @override
-    def needs(self) -> Needs:
+    def needs(self) -> HiddenStateSpec:
         return self._drafter.needs
 
     @override
@@ -391,7 +391,7 @@ class Coached(Drafter[tuple[Any, Texts]]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: tuple[Any, Texts] | None = None,
         rows: Ints | None = None,
     ) -> tuple[Any, Texts]:
@@ -437,7 +437,7 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
     @override
     def commit(
-        self, state: tuple[Any, Texts], tree: Tree, verdict: Verdict, taps: Taps
+        self, state: tuple[Any, Texts], tree: Tree, verdict: AcceptResult, taps: HiddenStates
     ) -> tuple[Any, Texts]:
         return self._drafter.commit(state[0], tree, verdict, taps), self._script.commit(
             state[1], tree, verdict, taps

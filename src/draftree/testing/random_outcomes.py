@@ -7,13 +7,13 @@ from typing import TypeVar, final
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.keyed_noise import RandomSource
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 
 @final
-class Branching(Chance):
+class Branching(RandomSource):
     """Take prescribed branches at random draws, and the first branch at all further draws.
 
     A branch is one possible outcome of a draw.

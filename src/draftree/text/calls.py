@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from draftree.aliases import CHAT, OPTION, PROMPT, accepted
 from draftree.aliases.attribute_aliases import Resource
-from draftree.aliases.conversions import held_options
+from draftree.aliases.conversions import options_in
 from draftree.data.prompts import is_chat, question
 from draftree.errors import UserError
 
@@ -127,7 +127,7 @@ def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tup
     how = f"{method}(prompt, max_new_tokens=100, …): one prompt, and options by their names"
     if (
         len(given) + len(named) == 2
-        and (held := held_options(given[-1] if given else None)) is not None
+        and (held := options_in(given[-1] if given else None)) is not None
     ):
         *given, _ = given
         over = {accepted(OPTION, name, held) for name in options}

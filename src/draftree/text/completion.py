@@ -24,7 +24,7 @@ from draftree.errors import HintingText, UserError, shown
 from draftree.metrics import Stats
 from draftree.request import Emitted, Ending, Logprob, Origin
 from draftree.text.options import Options
-from draftree.text.stop_strings import Pieces, Stops
+from draftree.text.stop_strings import StopStrings, TextPieces
 
 T = TypeVar("T")
 MARKS: dict[Origin, str] = {
@@ -172,9 +172,12 @@ class Reading:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, stops: Stops, prompt: Sequence[int] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        stops: StopStrings,
+        prompt: Sequence[int] = (),
     ) -> None:
-        self._pieces = None if tokenizer is None else Pieces(tokenizer, stops)
+        self._pieces = None if tokenizer is None else TextPieces(tokenizer, stops)
         self._tokenizer, self._prompt = tokenizer, prompt
         self.tokens: list[Token] = []
 

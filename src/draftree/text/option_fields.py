@@ -20,16 +20,20 @@ from draftree.utils.validated_dataclass import (
     whole,
 )
 
-SHAPE, END = "The form of the answer", "The end of the answer"
-penalty, shape, end = (partial(knob, panel=panel) for panel in ("Penalties and bans", SHAPE, END))
+FORM_PANEL, END_PANEL = "The form of the answer", "The end of the answer"
+penalty, shape, end = (
+    partial(knob, panel=panel) for panel in ("Penalties and bans", FORM_PANEL, END_PANEL)
+)
 """Functions that define fields in the given panel of the command line's help."""
-MORE = "More output"
-UNKNOWN = "\ufffd"
+MORE_PANEL = "More output"
+REPLACEMENT_CHARACTER = "\ufffd"
 """The character that stands for the first bytes of an incomplete character."""
 
 
 def _stop(value: Any) -> bool:
-    return text(value) and UNKNOWN not in value  # an incomplete character looks like it
+    return (
+        text(value) and REPLACEMENT_CHARACTER not in value
+    )  # an incomplete character looks like it
 
 
 def _stops(value: Any) -> bool:
@@ -126,7 +130,7 @@ class Parameters(Choice, Length):
         kind=Path | None,
         metavar="FILE",
         help="Write a text of this Lark grammar.",
-        panel=SHAPE,
+        panel=FORM_PANEL,
     )
     beginning: str | Sequence[int] = shape(
         "", rule=BEGINNING, kind=str, metavar="TEXT", help="Begin the answer with this text."
@@ -151,4 +155,4 @@ class Parameters(Choice, Length):
         None, above=0, metavar="SECONDS", help="End the answer after this time."
     )
     ignore_eos: bool = end(False, help="Write on after the end-of-text token.")
-    logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP, panel=MORE)
+    logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP, panel=MORE_PANEL)

@@ -19,7 +19,7 @@ from transformers import (
 from typing_extensions import override
 
 from draftree.aliases import OPTION
-from draftree.aliases.conversions import rewritten
+from draftree.aliases.conversions import rewrite_options
 from draftree.errors import UserError
 from draftree.request import Criterion, Request
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
@@ -28,7 +28,7 @@ from draftree.sampling.param_fields import Choice
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.text.option_fields import Parameters
-from draftree.text.stop_strings import Stops, StopTexts
+from draftree.text.stop_strings import StopStrings, StopTexts
 from draftree.utils.validated_dataclass import knob, optional, translated
 
 Forced = Callable[[Sequence[int]], int | None]
@@ -120,7 +120,7 @@ class Options(Parameters):
             UserError: an option is given under two names.
         """
         defaults = {f.name: f.default for f in fields(cls)}
-        asked = translated(OPTION, rewritten(given), defaults)
+        asked = translated(OPTION, rewrite_options(given), defaults)
         asked = {name: defaults[name] if value is None else value for name, value in asked.items()}
         if "max_new_tokens" in asked:  # as in transformers, it wins if both are given
             asked["max_length"] = None
@@ -144,9 +144,9 @@ class Options(Parameters):
             return Grammar.json_schema(self.json_schema)
         return self.grammar if self.regex is None else Grammar.regex(self.regex)
 
-    def stops(self, tokenizer: PreTrainedTokenizerBase) -> Stops:
+    def stops(self, tokenizer: PreTrainedTokenizerBase) -> StopStrings:
         """Return the stop texts and stop tokens for a tokenizer."""
-        return Stops.of(tokenizer, _texts(self.stop))
+        return StopStrings.of(tokenizer, _texts(self.stop))
 
     def request(self, target: Target, prompt: Sequence[int], number: int = 0) -> Request:
         """Return the request for a prompt, and start the time limit of `max_time`.

@@ -7,7 +7,7 @@ from typing import Any, Self, final
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from draftree.text.option_fields import UNKNOWN
+from draftree.text.option_fields import REPLACEMENT_CHARACTER
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
@@ -47,16 +47,16 @@ class Decoded:
         text = decode(self._tokenizer, self.ids[self._from :])
         if not text.startswith(self._again):
             if text.endswith(
-                UNKNOWN
+                REPLACEMENT_CHARACTER
             ):  # byte tokens: while one character is incomplete, those right before it are unknown, too
-                self.text = self.text[: self.sure] + UNKNOWN
+                self.text = self.text[: self.sure] + REPLACEMENT_CHARACTER
                 return
             self._from = self._to = self.sure = (
                 0  # a decoder that changes what it has written; there is no short way
             )
             self._again, text = "", decode(self._tokenizer, self.ids)
         self.text = self.text[: self.sure] + text[len(self._again) :]
-        if len(text) > len(self._again) and not text.endswith(UNKNOWN):
+        if len(text) > len(self._again) and not text.endswith(REPLACEMENT_CHARACTER):
             self._from = self._to
             self._to = len(self.ids)
             self.sure = len(self.text)
@@ -64,7 +64,7 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Stops:
+class StopStrings:
     """Hold texts that end a response and are not part of it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Stops:
 
 
 @final
-class Pieces:
+class TextPieces:
     """Return a response's text in pieces, as soon as no later token can change or cut them.
 
     Args:
@@ -123,7 +123,9 @@ class Pieces:
         stop: the stop text that has occurred, if any.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stops: StopStrings = StopStrings()
+    ) -> None:
         self._decoded = Decoded(tokenizer)
         self._stops = stops
         self._shown = 0
@@ -172,17 +174,17 @@ class StopTexts:
         start: number of ids before the response.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: StopStrings, start: int) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
         self._start = start
-        self._pieces = Pieces(tokenizer, stops)
+        self._pieces = TextPieces(tokenizer, stops)
 
     def __call__(self, ids: Tensor, scores: Any = None) -> bool:
         """Return whether the response contains a stop text."""
         response, known = ids[0, self._start :].tolist(), self._pieces.ids
         if response[: len(known)] != known:  # another text: decode it again
-            self._pieces = Pieces(self._tokenizer, self._stops)
+            self._pieces = TextPieces(self._tokenizer, self._stops)
         for token in response[len(self._pieces.ids) :]:
             self._pieces.add(token)
         return self._pieces.stop is not None

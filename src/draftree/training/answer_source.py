@@ -10,17 +10,17 @@ from typing_extensions import override
 from draftree.data.prompts import Content
 from draftree.drafters.pld import PLD
 from draftree.engine import plain_stream
-from draftree.evaluation.time_estimate import written_seconds
+from draftree.evaluation.time_estimate import batched_seconds
 from draftree.request import Request
 from draftree.sampling.params import GREEDY, Sampling
 from draftree.target.target import Target
-from draftree.text.stop_strings import Stops, StopTexts
+from draftree.text.stop_strings import StopStrings, StopTexts
 from draftree.training.base import LOG
 from draftree.utils.progress import PATIENCE, duration
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingPrompt:
     """Store a prompt that waits for its text.
 
     Attributes:
@@ -43,15 +43,15 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """Store the text for a prompt; `ended` is false if it was cut at its largest length."""
 
-    asked: Asked
+    asked: PendingPrompt
     text: str
     ended: bool
 
 
-def announce(author: "Author", what: str, texts: int, tokens: int) -> None:
+def log_estimate(author: "Author", what: str, texts: int, tokens: int) -> None:
     """Log an estimate of the time that an author takes for texts, if it is long.
 
     Args:
@@ -93,7 +93,7 @@ class Author(ABC):
         return None
 
     @abstractmethod
-    def write(self, waiting: deque[Asked]) -> Iterator[Written]:
+    def write(self, waiting: deque[PendingPrompt]) -> Iterator[GeneratedText]:
         """Take prompts from the left of a queue, and yield each text as soon as it is finished.
 
         Args:
@@ -118,14 +118,14 @@ class Local(Author):
     @override
     def seconds(self, texts: int, tokens: int) -> float:
         return (
-            written_seconds(self._target, PLD().open(self._target), texts, tokens, self._rows)
+            batched_seconds(self._target, PLD().open(self._target), texts, tokens, self._rows)
             if texts
             else 0.0
         )
 
     @override
-    def write(self, waiting: deque[Asked]) -> Iterator[Written]:
-        tokenizer, writing = self._target.tokenizer, dict[int, tuple[Asked, Stops]]()
+    def write(self, waiting: deque[PendingPrompt]) -> Iterator[GeneratedText]:
+        tokenizer, writing = self._target.tokenizer, dict[int, tuple[PendingPrompt, StopStrings]]()
 
         def requests() -> Iterator[Request | None]:
             while True:
@@ -133,7 +133,7 @@ class Local(Author):
                     yield None
                     continue
                 asked = waiting.popleft()
-                stops = Stops.of(tokenizer, asked.stops)
+                stops = StopStrings.of(tokenizer, asked.stops)
                 writing[asked.number] = asked, stops
                 request = Request(
                     asked.ids, asked.most, self._target.eos | stops.ids.keys(), asked.number
@@ -145,7 +145,7 @@ class Local(Author):
             asked, stops = writing.pop(request.number)
             text = str(tokenizer.decode([t for t in tokens if t not in request.eos]))
             found = stops.find(text)
-            yield Written(
+            yield GeneratedText(
                 asked,
                 text if found is None else text[: found[0]],
                 found is not None or tokens[-1] in request.eos,

@@ -42,17 +42,17 @@ from draftree.target.names import (
     without_weights,
 )
 from draftree.target.target import Target
-from draftree.utils.files import Entries, understood, whole_folder
+from draftree.utils.files import Entries, as_user_error, whole_folder
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors of a checkpoint."""
 MAP = "head.d2t"
 """Name of the tensor with the draft vocabulary of an `eagle` drafter. Other programs do not know
 this tensor: in their layouts the LM head is the target's, with the whole vocabulary."""
-SOLVED = 1e-6
+MAX_BIAS_ERROR = 1e-6
 """Largest relative error that is allowed when a bias is moved into the embedding; see
 `to_vllm_eagle`."""
-LAYERS = 32
+PLACEHOLDER_LAYERS = 32
 """Number of layers of the placeholder target that a checkpoint is checked against if no target is
 named."""
 
@@ -99,7 +99,7 @@ def export(
     method, wanted = method_of(folder), first_format(folder, wanted)
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
-    with understood(f"'{drafter}' cannot be exported"):
+    with as_user_error(f"'{drafter}' cannot be exported"):
         config, tensors = FORMATS[wanted](method, Checkpoint.at(folder), target)
     with whole_folder(out, overwrite) as beside:
         save_file(
@@ -112,7 +112,7 @@ def export(
     return Exported(method, wanted, str(out), len(tensors), size)
 
 
-OWN: Mapping[str, dict[str, Any]] = {
+OWN_EMBEDDING_OPTIONS: Mapping[str, dict[str, Any]] = {
     "edd": {"shared": False, "draft_vocab": 0},
     "vdm": {"shared": False, "draft_vocab": 0},
     "glide": {"init": "target", "draft_vocab": 0},
@@ -151,7 +151,9 @@ def first_format(folder: Path, wanted: str | None = None) -> str:
         )
     can = {name: [m for m in parts("drafter") if name in formats_of(m)] for name in FORMATS}
     listed = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in can.items())
-    alone = " (--standalone writes it as a model of its own)" if method in OWN else ""
+    alone = (
+        " (--standalone writes it as a model of its own)" if method in OWN_EMBEDDING_OPTIONS else ""
+    )
     raise UserError(
         f"no other program has a drafter of '{method}'{alone}; what can be exported: {listed}"
     )
@@ -178,15 +180,15 @@ def standalone(
             checkpoint does not fit the target.
     """
     folder = drafter_folder(drafter, target)
-    if (method := method_of(folder)) not in OWN:
+    if (method := method_of(folder)) not in OWN_EMBEDDING_OPTIONS:
         raise UserError(
-            f"'{method}' cannot be exported with --standalone, allowed is {' or '.join(OWN)}"
+            f"'{method}' cannot be exported with --standalone, allowed is {' or '.join(OWN_EMBEDDING_OPTIONS)}"
         )
     loaded = Target.load(target or str(Checkpoint.at(folder).about.get("target", "demo")))
     kind = part("drafter", method)
     assert issubclass(kind, TrainableMethod)
     opened = kind(checkpoint=str(folder)).restored(loaded)
-    alone = replace(opened.knobs, **OWN[method], checkpoint="").fresh(loaded)
+    alone = replace(opened.knobs, **OWN_EMBEDDING_OPTIONS[method], checkpoint="").fresh(loaded)
     own, borrowing = alone.model.state_dict(), opened.model.state_dict()
     alone.model.load_state_dict(
         own | {name: value for name, value in borrowing.items() if name in own}
@@ -227,7 +229,7 @@ def drafter_folder(drafter: str | Path, target: str | None = None) -> Path:
 
 def _config_of(target: str) -> PreTrainedConfig:
     """Load the config of a target by its name or folder."""
-    with understood(f"cannot read the config of target '{target}', name another with --target"):
+    with as_user_error(f"cannot read the config of target '{target}', name another with --target"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(location(target))
         return config
 
@@ -251,7 +253,7 @@ def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | N
         warnings.simplefilter(
             "ignore"
         )  # of copies to where nothing is, and of targets that are not named
-        with understood(f"target '{name}' is not a causal language model"):
+        with as_user_error(f"target '{name}' is not a causal language model"):
             model = AutoModelForCausalLM.from_config(config)
         opened = Target(Decoder(model), name)
         part("drafter", method)(checkpoint=str(folder)).open(opened)
@@ -263,7 +265,7 @@ def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
     said = Entries(values, folder / CONFIG)
     vocab, hidden = said.get("vocab_size", int, least=1), said.get("hidden_size", int, least=1)
     hidden = values.get("target_hidden_size") or hidden
-    layers = max(values.get(speculators.LAYER_IDS) or (LAYERS,))
+    layers = max(values.get(speculators.LAYER_IDS) or (PLACEHOLDER_LAYERS,))
     return LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -464,7 +466,10 @@ def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Writte
     fusing = tensors["fc.weight"].double()[:, : embedding.shape[1]]
     shift = torch.linalg.lstsq(fusing, bias.double()[:, None], driver="gelsd").solution[:, 0]
     if not torch.allclose(
-        fusing @ shift, bias.double(), rtol=SOLVED, atol=SOLVED * float(bias.abs().max())
+        fusing @ shift,
+        bias.double(),
+        rtol=MAX_BIAS_ERROR,
+        atol=MAX_BIAS_ERROR * float(bias.abs().max()),
     ):
         raise UserError(
             f"the bias of '{stored.folder}' is none that an embedding can have in it, allowed is 'eagle'"

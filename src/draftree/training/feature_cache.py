@@ -24,14 +24,14 @@ from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
 from draftree.models.kv_capture import Catcher
-from draftree.target.target import LAST, Needs, Target
+from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training.distributed import Processes
-from draftree.utils.files import existing, understood, whole
+from draftree.utils.files import as_user_error, existing, whole
 from draftree.utils.progress import Tell, silent
 
-SHARD = 256
+SAMPLES_PER_FILE = 256
 """Number of samples in a file."""
-TOGETHER = 16
+SAMPLES_PER_PASS = 16
 """Number of samples in one pass of the target when files are computed."""
 
 
@@ -48,7 +48,7 @@ class Features:
 
 
 @torch.no_grad()
-def read(target: Target, ids: Tensor, needs: Needs) -> Features:
+def read_features(target: Target, ids: Tensor, needs: HiddenStateSpec) -> Features:
     """Run the target over texts [B, T], and return the features that `needs` names."""
     count = int(target.decoder.config.num_hidden_layers)
     layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
@@ -59,7 +59,7 @@ def read(target: Target, ids: Tensor, needs: Needs) -> Features:
     return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
 
 
-def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+def pad(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Return [B, T] arrays of different lengths, padded with zeros at the end."""
     found: np.ndarray = pad_sequence(
         [torch.from_numpy(row) for row in rows], batch_first=True
@@ -81,11 +81,13 @@ class Shards:
     folder: Path
     target: Target
     samples: Sequence[Sample]
-    needs: Needs
+    needs: HiddenStateSpec
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def at(cls, home: Path, target: Target, samples: Sequence[Sample], needs: Needs) -> "Shards":
+    def at(
+        cls, home: Path, target: Target, samples: Sequence[Sample], needs: HiddenStateSpec
+    ) -> "Shards":
         """Return the features of some samples, in a subfolder of `home`.
 
         `home` may also contain features of other samples and targets.
@@ -127,7 +129,7 @@ class Shards:
 
     @property
     def _count(self) -> int:
-        return -(-len(self.samples) // SHARD)
+        return -(-len(self.samples) // SAMPLES_PER_FILE)
 
     def _file(self, name: str, shard: int) -> Path:
         return self.folder / name / f"{shard:05}.safetensors"
@@ -165,18 +167,18 @@ class Shards:
 
     def _write(self, shard: int, names: Sequence[str]) -> None:
         chosen, found = (
-            range(shard * SHARD, min((shard + 1) * SHARD, len(self.samples))),
+            range(shard * SAMPLES_PER_FILE, min((shard + 1) * SAMPLES_PER_FILE, len(self.samples))),
             defaultdict[str, dict[str, Tensor]](dict),
         )
         order = sorted(
             chosen, key=lambda i: len(self.samples[i].tokens)
         )  # passes are over samples of about the same length
-        for at in range(0, len(order), TOGETHER):
-            part = order[at : at + TOGETHER]
-            ids = torch.from_numpy(padded([self.samples[i].tokens for i in part])).to(
+        for at in range(0, len(order), SAMPLES_PER_PASS):
+            part = order[at : at + SAMPLES_PER_PASS]
+            ids = torch.from_numpy(pad([self.samples[i].tokens for i in part])).to(
                 self.target.decoder.device
             )
-            features = read(self.target, ids, self.needs)
+            features = read_features(self.target, ids, self.needs)
             for row, i in enumerate(part):
                 count = len(self.samples[i].tokens)
                 for layer, states in features.hidden.items():
@@ -227,8 +229,8 @@ class Shards:
         `name` is the subfolder of its layer. In `shape`, −1 stands for the number of the sample's
         tokens.
         """
-        path = self._file(name, sample // SHARD)
-        with understood(
+        path = self._file(name, sample // SAMPLES_PER_FILE)
+        with as_user_error(
             f"'{path}' does not hold these samples' features (without it they are computed anew)"
         ):
             if path not in self._open:

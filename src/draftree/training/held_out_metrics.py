@@ -16,8 +16,8 @@ from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Trainable
 from draftree.drafters.neural.losses import before
 from draftree.evaluation.target_trace import Text
-from draftree.evaluation.teacher_forcing import spread
-from draftree.evaluation.tree_acceptance import counted, expected_length
+from draftree.evaluation.teacher_forcing import evenly_spread
+from draftree.evaluation.tree_acceptance import count_matches, expected_length
 from draftree.policies.base import Policy
 from draftree.training.distributed import Processes
 from draftree.training.teacher import Teacher
@@ -33,7 +33,7 @@ are small, because trees take much more time than chains."""
 
 
 @dataclass(frozen=True)
-class Measures:
+class HeldOutMetrics:
     """Store figures that were measured on held-out samples.
 
     Attributes:
@@ -60,7 +60,7 @@ def evaluate(
     samples: Sequence[int],
     together: int,
     processes: Processes,
-) -> Measures | None:
+) -> HeldOutMetrics | None:
     """Measure the figures on held-out samples; return None if there are no samples.
 
     Each process measures a part of the samples.
@@ -83,7 +83,7 @@ def evaluate(
     learnt = sum(int(teacher.samples[i].learn.sum()) for i in samples)
     rates = found[2 : 2 + DEPTHS] / np.maximum(found[2 + DEPTHS :], 1)
     length = float(1 + np.cumprod(rates).sum())
-    return Measures(
+    return HeldOutMetrics(
         float(found[0] / learnt),
         float(found[1] / (learnt * len(PHASES))),
         length,
@@ -167,12 +167,14 @@ def tree_length(
     """
     drafter.model.eval()
     texts = [
-        text for i in spread(samples, TEXTS) if (text := _first(teacher.samples[i])) is not None
+        text
+        for i in evenly_spread(samples, TEXTS)
+        if (text := _first_learnt(teacher.samples[i])) is not None
     ]
     mine = texts[processes.rank :: processes.world]
     found = (
         processes.summed(
-            torch.from_numpy(np.stack(counted(teacher.target, drafter, policy, mine, costs)))
+            torch.from_numpy(np.stack(count_matches(teacher.target, drafter, policy, mine, costs)))
         )
         .cpu()
         .numpy()
@@ -180,7 +182,7 @@ def tree_length(
     return expected_length(*found) if found[1].any() else None
 
 
-def _first(sample: Sample) -> Text | None:
+def _first_learnt(sample: Sample) -> Text | None:
     """Return the first learnt part of a sample with the tokens before it as its prompt.
 
     Return None if this part has fewer than 2 tokens, or no tokens before it.

@@ -16,14 +16,14 @@ from typing_extensions import override
 
 from draftree.errors import UserError, first_line, shown
 from draftree.target.target import Target
-from draftree.training.answer_source import Asked, Author, Written
+from draftree.training.answer_source import Author, GeneratedText, PendingPrompt
 from draftree.training.base import LOG
 from draftree.utils.validated_dataclass import check, knob
 from draftree.utils.validated_dataclass import text as is_text
 
-KEY = "DRAFTREE_SERVER_KEY"
+KEY_VARIABLE = "DRAFTREE_SERVER_KEY"
 """Environment variable with the API key for the server."""
-AGAIN = frozenset({408, 425, 429})
+RETRIED_STATUSES = frozenset({408, 425, 429})
 """HTTP statuses below 500 after which a request is repeated."""
 
 
@@ -91,8 +91,8 @@ class Remote(Author):
         return 0 if self._trusted else self._server.check
 
     @override
-    def write(self, waiting: deque[Asked]) -> Iterator[Written]:
-        running, held = set[Future[Written]](), list[Written]()
+    def write(self, waiting: deque[PendingPrompt]) -> Iterator[GeneratedText]:
+        running, held = set[Future[GeneratedText]](), list[GeneratedText]()
         with (
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(self._client()) as client,
@@ -111,14 +111,14 @@ class Remote(Author):
                 yield from written
 
     def _client(self) -> httpx2.AsyncClient:
-        key = os.environ.get(KEY)
+        key = os.environ.get(KEY_VARIABLE)
         most = httpx2.Limits(max_connections=self._server.parallel)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx2.AsyncClient(
             base_url=self._server.base, timeout=self._server.timeout, limits=most, headers=headers
         )
 
-    async def _ask(self, client: httpx2.AsyncClient, asked: Asked) -> Written:
+    async def _ask(self, client: httpx2.AsyncClient, asked: PendingPrompt) -> GeneratedText:
         """Request the text for a prompt, and return it; after failures the request is repeated.
 
         Raises:
@@ -131,13 +131,13 @@ class Remote(Author):
                 if answer.is_success:
                     return _read(asked, answer)
                 error = f"status {answer.status_code}: {' '.join(answer.text.split()) or answer.reason_phrase}"
-                if answer.status_code < 500 and answer.status_code not in AGAIN:
+                if answer.status_code < 500 and answer.status_code not in RETRIED_STATUSES:
                     raise UserError(
                         f"server '{self._server.url}' refuses what it is asked, {error}"
                     )
             except httpx2.TransportError as failure:
                 error = first_line(failure)
-            except _Strange as failure:
+            except _InvalidResponse as failure:
                 error = str(failure)
             if attempt == self._server.tries:
                 raise UserError(
@@ -146,7 +146,7 @@ class Remote(Author):
             await anyio.sleep(self._server.backoff * 2 ** (attempt - 1))
         raise AssertionError
 
-    def _request(self, asked: Asked) -> tuple[str, dict[str, Any]]:
+    def _request(self, asked: PendingPrompt) -> tuple[str, dict[str, Any]]:
         """Return the path and the body of the HTTP request for a prompt."""
         sampling = asked.sampling
         body: dict[str, Any] = {
@@ -167,13 +167,13 @@ class Remote(Author):
             return "completions", body | {"prompt": asked.ids}
         return "chat/completions", body | {"messages": asked.content}
 
-    def _compare(self, held: Sequence[Written]) -> None:
+    def _compare(self, held: Sequence[GeneratedText]) -> None:
         """Raise an error if the server's answers are not those of the target.
 
         Raises:
             UserError: too few tokens of the answers are the target's likeliest ones.
         """
-        share, url = agreement(self._target, held), self._server.url
+        share, url = greedy_agreement(self._target, held), self._server.url
         told = f"of the tokens of {len(held)} answers {share:.0%} are the likeliest of '{self._target.name}'"
         if share < self._server.agreement:
             why = "it serves another model or another chat template"
@@ -184,25 +184,25 @@ class Remote(Author):
         self._trusted = True
 
 
-class _Strange(Exception):
+class _InvalidResponse(Exception):
     """Signal that a server's answer does not have the form of OpenAI's API."""
 
 
-def _read(asked: Asked, answer: httpx2.Response) -> Written:
+def _read(asked: PendingPrompt, answer: httpx2.Response) -> GeneratedText:
     try:
         choice = answer.json()["choices"][0]
         text = choice["text"] if isinstance(asked.content, str) else choice["message"]["content"]
         if not isinstance(text, str):
             raise TypeError
-        return Written(asked, text, choice.get("finish_reason") == "stop")
+        return GeneratedText(asked, text, choice.get("finish_reason") == "stop")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        raise _Strange(
+        raise _InvalidResponse(
             f"it answers {shown(answer.text)}, allowed is a completion as OpenAI's API has it"
         ) from None
 
 
 @torch.inference_mode()
-def agreement(target: Target, written: Sequence[Written]) -> float:
+def greedy_agreement(target: Target, written: Sequence[GeneratedText]) -> float:
     """Return the share of tokens in greedy answers that are the target's likeliest ones.
 
     The share is 0 if there are no tokens.

@@ -36,7 +36,13 @@ from draftree.data.samples import check_tokens
 from draftree.errors import UserError
 from draftree.sampling.params import GREEDY, Sampling
 from draftree.target.target import Target
-from draftree.training.answer_source import Asked, Author, Local, Written, announce
+from draftree.training.answer_source import (
+    Author,
+    GeneratedText,
+    Local,
+    PendingPrompt,
+    log_estimate,
+)
 from draftree.training.distributed import Processes
 from draftree.utils.files import append, read_object, write_text
 from draftree.utils.progress import Tell, silent
@@ -149,14 +155,14 @@ def regenerate(
         )
     if not finished:
         parts = out / PARTS / digest(about)
-        done = _done(parts)
+        done = _finished_rows(parts)
         processes.same(len(done), "the answers written so far")
         with processes.agreed():
             missing = {i: asked[i] for i in range(len(asked)) if i not in done}
             _write(target, missing, parts, how, processes, tell, author)
         with processes.agreed():
             if processes.main:
-                _join(out, about, _done(parts), len(asked))
+                _join(out, about, _finished_rows(parts), len(asked))
     if processes.main:
         shutil.rmtree(
             out / PARTS, ignore_errors=True
@@ -192,14 +198,14 @@ def prompts(
         asked: list[Content] = []
         with skipping(skipped):
             if excluded.keeps(row, where):
-                found = list(_asked(row, where, tokenizer, window))
+                found = list(_request_of(row, where, tokenizer, window))
                 for each in found:
                     _check(each, where, tokenizer, vocab)
                 asked = found
         yield from asked
 
 
-def _asked(
+def _request_of(
     row: Row, where: str, tokenizer: PreTrainedTokenizerBase, window: int
 ) -> Iterator[Content]:
     chat = messages(row, where)
@@ -250,15 +256,17 @@ def _write(
         processes.rank :: processes.world
     ]
     parts.mkdir(parents=True, exist_ok=True)
-    announce(author, "answers", sum(_responses(asked[i]) for i in mine), how.tokens)
-    for count, (i, row) in enumerate(answered(target, {i: asked[i] for i in mine}, how, author), 1):
+    log_estimate(author, "answers", sum(_count_responses(asked[i]) for i in mine), how.tokens)
+    for count, (i, row) in enumerate(
+        answer_rows(target, {i: asked[i] for i in mine}, how, author), 1
+    ):
         append(
             parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row})
         )  # after a broken line
         tell(count, "answering", len(mine))
 
 
-def _responses(prompt: Content) -> int:
+def _count_responses(prompt: Content) -> int:
     """Return the number of answers to generate for a prompt.
 
     It is 1 for a plain text, and the number of responses for a chat.
@@ -268,7 +276,7 @@ def _responses(prompt: Content) -> int:
     )
 
 
-def answered(
+def answer_rows(
     target: Target, asked: Mapping[int, Content], how: Regeneration, author: Author
 ) -> Iterator[tuple[int, Row]]:
     """Yield (number, row with answers) for numbered prompts, each as soon as it is finished.
@@ -285,9 +293,11 @@ def answered(
         i: _text(prompt) if isinstance(prompt, str) else _chat(prompt)
         for i, prompt in asked.items()
     }
-    longest, waiting = min(how.max_tokens, target.decoder.context), deque[Asked]()
+    longest, waiting = min(how.max_tokens, target.decoder.context), deque[PendingPrompt]()
 
-    def next_row(number: int, said: Written | None, put: Callable[[Asked], None]) -> Row | None:
+    def next_row(
+        number: int, said: GeneratedText | None, put: Callable[[PendingPrompt], None]
+    ) -> Row | None:
         """Queue the next question of a prompt; if it has none left, return the prompt's row."""
         try:
             content = talks[number].send(said)
@@ -296,7 +306,11 @@ def answered(
         except StopIteration as end:
             row: Row = end.value
             return row
-        put(Asked(number, content, ids, min(how.tokens, longest - len(ids)), how.sampling(number)))
+        put(
+            PendingPrompt(
+                number, content, ids, min(how.tokens, longest - len(ids)), how.sampling(number)
+            )
+        )
         return None
 
     for number in asked:
@@ -313,7 +327,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
     return encode(tokenizer, content)
 
 
-Talk = Generator[Content, Written | None, Row]
+Talk = Generator[Content, GeneratedText | None, Row]
 """Generator for one prompt. It yields the text or chat to answer, receives the answer or None if
 there is no answer, and returns the finished row."""
 
@@ -344,7 +358,7 @@ def _chat(chat: Messages) -> Talk:
     return {"messages": said[:answered], **({CUT: cut} if cut else {})} if answered else {}
 
 
-def _done(parts: Path) -> dict[int, Row]:
+def _finished_rows(parts: Path) -> dict[int, Row]:
     """Return the rows that all processes have written so far, without incomplete lines."""
     found: dict[int, Row] = {}
     for path in sorted(parts.glob("*.jsonl")):

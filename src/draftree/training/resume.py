@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftree.drafters.base import Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.target.target import Target
-from draftree.utils.files import read_object, understood, whole, write_text
+from draftree.utils.files import as_user_error, read_object, whole, write_text
 
 STATE = "training.pt"
 PLAN = "training.json"
@@ -49,7 +49,7 @@ SINCE: Mapping[str, Any] = {
 """Values of options for runs that were started before these options were stored."""
 
 
-def before(out: Path) -> dict[str, Any] | None:
+def read_plan(out: Path) -> dict[str, Any] | None:
     """Return the stored options of the interrupted run in a folder; None if it has no such run.
 
     Raises:
@@ -65,13 +65,13 @@ def before(out: Path) -> dict[str, Any] | None:
     }
 
 
-def check(out: Path, said: Mapping[str, Any]) -> bool:
+def is_resumable(out: Path, said: Mapping[str, Any]) -> bool:
     """Return whether a folder contains an interrupted run, after checking that it can be resumed.
 
     Raises:
         UserError: the folder contains a run with other options than `said`, or a finished drafter.
     """
-    begun = before(out)
+    begun = read_plan(out)
     if begun is None:
         if (out / "config.json").is_file():
             raise UserError(f"'{out}' holds a finished drafter: name another folder to train into")
@@ -85,7 +85,7 @@ def check(out: Path, said: Mapping[str, Any]) -> bool:
     return True
 
 
-def note(out: Path, said: Mapping[str, Any], first: int) -> None:
+def write_plan(out: Path, said: Mapping[str, Any], first: int) -> None:
     """Store the options of a run, and remove the entries of the log after step `first`.
 
     These entries belong to steps that the resumed run repeats.
@@ -104,7 +104,7 @@ def _logged(line: str, most: int) -> bool:
         return False
 
 
-def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[Any]:
+def start_from(method: TrainableMethod, folder: Path, target: Target) -> Trainable[Any]:
     """Return a drafter for training that starts from the weights of another checkpoint.
 
     Args:
@@ -133,7 +133,7 @@ def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[An
     return drafter
 
 
-def own(model: nn.Module) -> dict[str, Tensor]:
+def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a drafter's model that training changes, by name.
 
     Frozen weights are left out, because they are loaded with the target.
@@ -156,7 +156,7 @@ def save(
     The previous state is kept until the new one is complete.
     """
     kept = {
-        "model": own(drafter.model),
+        "model": trained_tensors(drafter.model),
         "optimizer": optimizer.state_dict(),
         "step": step,
         "seconds": seconds,
@@ -179,9 +179,9 @@ def resume(
     Raises:
         UserError: the file is broken, or contains the state of another model.
     """
-    path, mine = out / STATE, own(drafter.model)
+    path, mine = out / STATE, trained_tensors(drafter.model)
     device = next(iter(mine.values())).device
-    with understood(
+    with as_user_error(
         f"'{path}' is no state that this run can go on from (without it the run begins anew)"
     ):
         found = torch.load(path, map_location=device, weights_only=True)

@@ -24,11 +24,11 @@ from draftree.data.readers import Messages, Skipped
 from draftree.errors import UserError
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
-from draftree.training.answer_source import Asked, Author, Local, announce
+from draftree.training.answer_source import Author, Local, PendingPrompt, log_estimate
 from draftree.training.base import LOG
 from draftree.training.distributed import Processes
 from draftree.training.regenerate import digest
-from draftree.utils.files import append, read_object, understood, write_text
+from draftree.utils.files import append, as_user_error, read_object, write_text
 from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import check, knob
 
@@ -100,7 +100,7 @@ class Opening:
             *([] if system is None else [{"role": "system", "content": system}]),
             *question(MARK),
         ]
-        with understood("the target's chat template refuses this chat"):
+        with as_user_error("the target's chat template refuses this chat"):
             whole = str(
                 tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
             )
@@ -170,7 +170,9 @@ def synthesize(
         )
     if not finished:
         home = out / PARTS / digest(drawn)
-        kept, report = _filled(target, how, opening, home, processes, tell, author, known, excluded)
+        kept, report = _sample_questions(
+            target, how, opening, home, processes, tell, author, known, excluded
+        )
         told = ", ".join(f"{n:,} {reason}" for reason, n in report["dropped"].items())
         LOG.info(
             "%s made up %s questions, dropped: %s",
@@ -190,7 +192,7 @@ def synthesize(
     return out / FILE
 
 
-def _filled(
+def _sample_questions(
     target: Target,
     how: Synthesis,
     opening: Opening,
@@ -209,19 +211,19 @@ def _filled(
     bound, mine = min(how.count, ENOUGH), home / f"{processes.rank}.jsonl"
     home.mkdir(parents=True, exist_ok=True)
     sampling = Sampling(how.temperature, top_p=how.top_p, seed=how.seed)
-    announce(
+    log_estimate(
         author,
         "questions",
-        math.ceil(max(how.count - len(_done(home)), 0) / processes.world),
+        math.ceil(max(how.count - len(_finished_questions(home)), 0) / processes.world),
         how.tokens,
     )
     while True:
-        done = _done(home)
+        done = _finished_questions(home)
         processes.same(len(done), "the questions written so far")
         missing = [i for i in range(bound) if i not in done][processes.rank :: processes.world]
         with processes.agreed():
             waiting = deque(
-                Asked(i, opening.text, opening.ids, how.tokens, sampling, (opening.stop,))
+                PendingPrompt(i, opening.text, opening.ids, how.tokens, sampling, (opening.stop,))
                 for i in missing
             )
             for count, each in enumerate(author.write(waiting), 1):
@@ -229,12 +231,12 @@ def _filled(
                 append(mine, "\n" + json.dumps(line))  # after a line that was broken off
                 tell(count, "making up questions", len(missing))
         with processes.agreed():
-            done = _done(home)
+            done = _finished_questions(home)
             if not done.keys() >= set(range(bound)):
                 raise UserError(
                     f"'{home}' lacks what other processes wrote: all machines must see the same folder"
                 )
-            kept, dropped = judged(
+            kept, dropped = select_questions(
                 [done[i] for i in range(bound)], how.count, target.tokenizer, known, excluded
             )
             if author.probes and missing and processes.main:
@@ -259,12 +261,15 @@ def _probe(target: Target, author: Author, texts: Sequence[str]) -> None:
     """Let an author answer some questions, so that it is checked before it generates more."""
     chats = [question(text) for text in texts[: author.probes]]
     for _ in author.write(
-        deque(Asked(i, chat, encode(target.tokenizer, chat), 64) for i, chat in enumerate(chats))
+        deque(
+            PendingPrompt(i, chat, encode(target.tokenizer, chat), 64)
+            for i, chat in enumerate(chats)
+        )
     ):
         pass
 
 
-def judged(
+def select_questions(
     drawn: Sequence[Mapping[str, Any]],
     count: int,
     tokenizer: PreTrainedTokenizerBase,
@@ -292,7 +297,7 @@ def judged(
             break
         text, words = each["text"].strip(), normalised(each["text"])
         again = "duplicates" if words in seen else "excluded" if excluded.holds(text) else ""
-        if reason := flaw(text, each["ended"], special) or again:
+        if reason := find_flaw(text, each["ended"], special) or again:
             dropped[reason] += 1
         else:
             kept.append(text)
@@ -306,7 +311,7 @@ of the shortest text that is checked for it.
 """
 
 
-def flaw(text: str, ended: bool, special: Sequence[str] = ()) -> str:
+def find_flaw(text: str, ended: bool, special: Sequence[str] = ()) -> str:
     """Return the reason why a text is not usable as a question; empty for a usable one."""
     if not ended:
         return "without an end"
@@ -329,7 +334,7 @@ def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
-def _done(home: Path) -> dict[int, Mapping[str, Any]]:
+def _finished_questions(home: Path) -> dict[int, Mapping[str, Any]]:
     """Return the questions that all processes have written so far, without incomplete lines."""
     found: dict[int, Mapping[str, Any]] = {}
     for path in sorted(home.glob("*.jsonl")):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
-from draftree.target.target import LAST, Needs, Target
-from draftree.training.feature_cache import Shards, padded, read
+from draftree.target.target import LAST, HiddenStateSpec, Target
+from draftree.training.feature_cache import Shards, pad, read_features
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Teacher:
     """
 
     target: Target
-    needs: Needs
+    needs: HiddenStateSpec
     samples: Sequence[Sample]
     seed: int = 0
     shards: Shards | None = None
@@ -47,11 +47,13 @@ class Teacher:
                 this batch.
         """
         parts = [self.samples[i] for i in chosen]
-        tokens, learn = padded([s.tokens for s in parts]), padded([s.learn for s in parts])
+        tokens, learn = pad([s.tokens for s in parts]), pad([s.learn for s in parts])
         device = self.target.decoder.device
         ids, learnt = torch.from_numpy(tokens).to(device), torch.from_numpy(learn).to(device)
         features = (
-            read(self.target, ids, self.needs) if self.shards is None else self.shards.batch(chosen)
+            read_features(self.target, ids, self.needs)
+            if self.shards is None
+            else self.shards.batch(chosen)
         )
         hidden = {layer: features.hidden[layer] for layer in self.needs.hidden}
 

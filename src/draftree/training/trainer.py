@@ -278,9 +278,9 @@ class Run:
             check_tracker(track)
             plan.together(processes.world)
             plan = plan.parted(samples, processes.world, device)
-            learnt, held = split(samples, plan)
+            learnt, held = split_samples(samples, plan)
             said = asdict(plan) | dict(about)
-            going_on = resume.check(out, said)
+            going_on = resume.is_resumable(out, said)
         steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
         home = Path(plan.features or out / "features")
         shards = Shards.at(home, target, samples, drafter.needs) if plan.cache_features else None
@@ -293,7 +293,7 @@ class Run:
         with processes.agreed():
             first, spent = resume.resume(out, drafter, optimizer, steps) if going_on else (0, 0.0)
             if processes.main:
-                resume.note(out, said, first)
+                resume.write_plan(out, said, first)
         processes.same(first, "the states to go on from")
         teacher, policy = (
             Teacher(target, drafter.needs, samples, plan.seed, shards),
@@ -329,7 +329,9 @@ class Run:
         """
         self.drafter.model.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.plan.lr * scale(self.plan, step, self.steps, self.clock.share)
+            group["lr"] = self.plan.lr * learning_rate_factor(
+                self.plan, step, self.steps, self.clock.share
+            )
         own = torch.tensor(self._gradients(step), dtype=torch.float64)
         loss = float(self.processes.summed(own)) / self.processes.world
         if not math.isfinite(loss):
@@ -355,7 +357,7 @@ class Run:
         processes.
         """
         world, rank = self.processes.world, self.processes.rank
-        chosen, size = _chosen(self.learnt, self.plan, step), self.plan.together(world)
+        chosen, size = _samples_of_step(self.learnt, self.plan, step), self.plan.together(world)
         chosen.sort(
             key=lambda i: len(self.teacher.samples[i].tokens)
         )  # a part then holds little padding
@@ -442,7 +444,7 @@ class Run:
                 (self.out / resume.STATE).unlink(missing_ok=True)
 
 
-def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
+def split_samples(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
     """Return the numbers of the samples for learning, and those of the held-out samples."""
     order = np.random.default_rng([plan.seed, 0]).permutation(len(samples))
     held = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
@@ -453,7 +455,7 @@ def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
     return order[held:].tolist(), order[:held].tolist()
 
 
-def _chosen(samples: Sequence[int], plan: Plan, step: int) -> list[int]:
+def _samples_of_step(samples: Sequence[int], plan: Plan, step: int) -> list[int]:
     """Return the numbers of the samples of a step; their order is drawn anew for each epoch."""
     at = step * plan.batch_size + np.arange(plan.batch_size)
     return [
@@ -467,7 +469,7 @@ def _order(seed: int, epoch: int, count: int) -> Ints:
     return np.random.default_rng([seed, 1, epoch]).permutation(count)
 
 
-def scale(plan: Plan, step: int, steps: int, over: float = 0.0) -> float:
+def learning_rate_factor(plan: Plan, step: int, steps: int, over: float = 0.0) -> float:
     """Return the factor of the learning rate at a step.
 
     `over` is the share of the run's time limit that has passed.

@@ -32,7 +32,7 @@ from draftree.utils.files import writable
 from draftree.utils.progress import PATIENCE, Tell, duration, silent
 
 
-def planned(
+def make_plan(
     stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool
 ) -> trainer.Plan:
     """Return the options of a run, with defaults for those that were not given.
@@ -50,7 +50,7 @@ def planned(
         UserError: the stage does not exist or needs a checkpoint to start from, or a value is out
             of its range.
     """
-    begun, names = resume.before(out), [stage.name for stage in stages]
+    begun, names = resume.read_plan(out), [stage.name for stage in stages]
     if begun is None:
         name = given.get("stage", names[-1 if later else 0])
         if name not in names:
@@ -71,7 +71,7 @@ def planned(
     return trainer.Plan(**numbers | dict(given))
 
 
-def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
+def format_progress(progress: trainer.Progress, measured: trainer.Progress) -> str:
     """Return one line with a run's current loss and its last held-out figures."""
     shown = [f"loss {progress.loss:.3f}"]
     if measured.held_out_loss is not None:
@@ -101,10 +101,12 @@ WRITING: Mapping[str, Sequence[str]] = {
 """Options for generating the training texts, by the prefix of their names on the command line."""
 
 
-def summed(spec: str, end: trainer.Progress) -> Fitted:
+def summarise(spec: str, end: trainer.Progress) -> Fitted:
     """Return the result of a training run of the drafter `spec`."""
     figures = {k: None if v != v else v for k, v in asdict(end).items()}  # no NaN in JSON
-    return Fitted({"drafter": spec} | figures, [f"{remark(end, end)} after {end.steps} steps"])
+    return Fitted(
+        {"drafter": spec} | figures, [f"{format_progress(end, end)} after {end.steps} steps"]
+    )
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Training(Job):
 
     Attributes:
         method: method of the drafter, with its options.
-        numbers: given options of the training by name; for the others see `planned`.
+        numbers: given options of the training by name; for the others see `make_plan`.
         init_from: folder of the checkpoint from whose weights training starts; None for fresh
             weights.
         answers: options for generating answers to prompts.
@@ -201,7 +203,7 @@ class Training(Job):
     def fit(
         self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
     ) -> Fitted:
-        plan = planned(self.method.stages, self.numbers, out, self.init_from is not None)
+        plan = make_plan(self.method.stages, self.numbers, out, self.init_from is not None)
         build("policy", plan.policy)  # refused before anything is loaded
         writable(out, folder=True)
         check_tracker(self.track)
@@ -212,7 +214,7 @@ class Training(Job):
                 # Refused before the target answers or is read, and not by the trainer after it; its
                 # context may cut max_tokens.
                 plan.together(processes.world)
-                resume.check(
+                resume.is_resumable(
                     out, {k: v for k, v in (asdict(plan) | self.about).items() if k != "max_tokens"}
                 )
                 device = (
@@ -221,11 +223,11 @@ class Training(Job):
                     else how.get("device")
                 )
                 model = target_of(target, **how | {"device": device})
-                plan = within_context(plan, out, model.decoder.context)
+                plan = fit_to_context(plan, out, model.decoder.context)
                 torch.manual_seed(plan.seed)  # of the weights it begins with
-                begun = self.init_from and resume.begun(self.method, self.init_from, model)
+                begun = self.init_from and resume.start_from(self.method, self.init_from, model)
                 drafter = begun or self.method.fresh(model)
-                resume.check(
+                resume.is_resumable(
                     out,
                     asdict(plan)
                     | self.about
@@ -234,12 +236,14 @@ class Training(Job):
             samples = self._samples(model, data, out, plan, processes, tell)
             if self.init_from is None:
                 learnt = np.concatenate([s.tokens[s.learn] for s in samples])
-                drafter.study(np.bincount(learnt, minlength=model.decoder.vocab))
-            settled = drafter.settle([s.tokens for s in samples])
+                drafter.fit_vocabulary(np.bincount(learnt, minlength=model.decoder.vocab))
+            settled = drafter.resolve_auto([s.tokens for s in samples])
             for knob, number in settled.items():
                 LOG.info("%s is %s, measured on what is learnt from", knob, number)
             with processes.agreed():
-                trainer.split(samples, plan)  # refuses too few of them before the target reads them
+                trainer.split_samples(
+                    samples, plan
+                )  # refuses too few of them before the target reads them
             plan = plan.parted(samples, processes.world, model.decoder.device)
             tokens = sum(len(s.tokens) for s in samples)
             seconds = (
@@ -267,12 +271,12 @@ class Training(Job):
 
             def listen(progress: trainer.Progress) -> None:
                 measured[:] = [progress] if progress.held_out_loss is not None else measured
-                tell(progress.step, remark(progress, measured[0]), progress.steps)
+                tell(progress.step, format_progress(progress, measured[0]), progress.steps)
 
             end = trainer.train(
                 model, drafter, samples, plan, out, listen, {**self.about, **settled}, self.track
             )
-        return summed(self.spec, end)
+        return summarise(self.spec, end)
 
     def _samples(
         self,
@@ -316,12 +320,12 @@ class Training(Job):
             return samples
 
 
-def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
+def fit_to_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
     """Return the plan with `max_tokens` limited to the target's context.
 
     An interrupted run in `out` keeps its value.
     """
-    begun = resume.before(out) or {}
+    begun = resume.read_plan(out) or {}
     return (
         plan
         if plan.max_tokens == begun.get("max_tokens")

@@ -22,7 +22,7 @@ MOST = 128
 """Largest number of nodes that is tried if the number of nodes is chosen automatically."""
 
 
-def expected(paths: Paths, table: Floats) -> float:
+def expected_tau(paths: Paths, table: Floats) -> float:
     """Return the expected acceptance length τ of a tree under the product model.
 
     The model assumes that a node is accepted with the product of a[d, r] along its path. τ is then
@@ -32,7 +32,7 @@ def expected(paths: Paths, table: Floats) -> float:
     return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
 
 
-def greedy(table: Floats, nodes: int) -> Paths:
+def greedy_tree(table: Floats, nodes: int) -> Paths:
     """Return the tree that Medusa's search finds (section 2.3.3).
 
     The search repeatedly adds the node with the largest product.
@@ -126,14 +126,14 @@ class Forests:
                 yield from self._below((*path, rank), size - 1)
 
 
-def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
+def make_search(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
     """Return a function that returns the best tree for a number of nodes of at most `most`.
 
-    `search` is `sequoia` or `greedy`, and `table` [D, K] is the acceptance by depth and rank.
+    `search` is `sequoia` or `greedy_tree`, and `table` [D, K] is the acceptance by depth and rank.
     """
     if search == "sequoia":
         return Forests.planned(table, most).tree
-    order = greedy(table, most)
+    order = greedy_tree(table, most)
     return lambda nodes: order[:nodes]
 
 
@@ -156,8 +156,8 @@ class Shape:
     @classmethod
     def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
         """Return a tree with its τ from an acceptance table [D, K] and its speed-up from costs."""
-        tau = expected(paths, table)
-        return cls(paths, tau, tau * costs.token / seconds(paths, costs))
+        tau = expected_tau(paths, table)
+        return cls(paths, tau, tau * costs.token / step_seconds(paths, costs))
 
     @property
     def depth(self) -> int:
@@ -165,7 +165,7 @@ class Shape:
         return max(map(len, self.paths), default=0)
 
 
-def seconds(paths: Paths, costs: Costs) -> float:
+def step_seconds(paths: Paths, costs: Costs) -> float:
     """Return the seconds of a step with a tree.
 
     The step has a draft step for every layer that has children, a target pass, and a commit.
@@ -176,19 +176,19 @@ def seconds(paths: Paths, costs: Costs) -> float:
     )
 
 
-def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Shape:
+def fastest_tree(search: str, table: Floats, costs: Costs, most: int = MOST) -> Shape:
     """Return the tree with the most expected tokens per second, over all depths and sizes.
 
     Among equals the shallowest and then the smallest tree is returned.
 
     Args:
-        search: see `searched`.
+        search: see `make_search`.
         table: [D, K] a, the acceptance by depth and rank; some entry must be positive.
         costs: the costs of a step.
         most: N, the largest number of nodes.
     """
     shapes = []
     for depth in range(1, len(table) + 1):
-        tree = searched(search, table[:depth], most)
+        tree = make_search(search, table[:depth], most)
         shapes += [Shape.of(paths, table, costs) for n in range(1, most + 1) if (paths := tree(n))]
     return max(shapes, key=lambda shape: shape.speedup)

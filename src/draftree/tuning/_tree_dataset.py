@@ -26,8 +26,8 @@ from draftree.policies.c2t import LEAST, Classifier, check_features
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Emitted, Request
 from draftree.target.target import Target
-from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Room, Tree
-from draftree.utils.files import read_object, understood, whole, write_text
+from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Tree, TreeBudget
+from draftree.utils.files import as_user_error, read_object, whole, write_text
 from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import check, knob, parsed
 
@@ -176,7 +176,7 @@ class Nodes:
         return min(len(self), right + round(negatives * right))
 
 
-def labels(tree: Tree, text: Sequence[int]) -> Bools:
+def label_nodes(tree: Tree, text: Sequence[int]) -> Bools:
     """Return [N] whether the whole path to a node is what the target generated.
 
     Args:
@@ -213,7 +213,9 @@ class Recorder(Policy):
         for event in events:
             self.written += event.tokens
 
-    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+    def draft(
+        self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
+    ) -> Tree:
         assert tree.roots == 1
         after = np.zeros(
             (len(self._tops), 1 + self._complete)
@@ -224,7 +226,9 @@ class Recorder(Policy):
             after[:, frontier] = [found.entropy(top) for top in self._tops]
             return found
 
-        whole = self._grown.draft(listened, tree, costs, Room(room.depth, self._complete), memory)
+        whole = self._grown.draft(
+            listened, tree, costs, TreeBudget(room.depth, self._complete), memory
+        )
         self.drafts.append((len(self.written), whole, after[:, whole.parents]))
         return fit(whole, min(VERIFIED, room.nodes))
 
@@ -238,7 +242,7 @@ class Recorder(Policy):
             assert tree.tokens[0] == self.written[at - 1]
             joint = np.exp(tree.score)
             depth = tree.depth.astype(np.float64)
-            right = labels(tree, self.written[at:])
+            right = label_nodes(tree, self.written[at:])
             for of_top, entropy in zip(parts, entropies, strict=True):
                 of_top.append(
                     Nodes(
@@ -293,7 +297,7 @@ class Collected:
         if not path.is_file():
             return None
         told = f"'{path}' does not hold a text's trees (without it they are grown anew)"
-        with understood(told), path.open("rb") as file, np.load(file) as found:
+        with as_user_error(told), path.open("rb") as file, np.load(file) as found:
             return Nodes(
                 *(found[f.name].astype(getattr(NONE, f.name).dtype) for f in fields(Nodes))
             )
@@ -315,7 +319,7 @@ class Collected:
         return self.folder / f"{text:06}.npz"
 
 
-def grown(
+def grow_entries(
     target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int]
 ) -> list[Nodes]:
     """Return the entries of one text, for each M in `tops`."""
@@ -352,7 +356,7 @@ def collect(
             break
         nodes = kept[number]
         if nodes is None:
-            [kept[number]] = grown(target, drafter, request, knobs, [knobs.entropy_top])
+            [kept[number]] = grow_entries(target, drafter, request, knobs, [knobs.entropy_top])
             nodes = kept[number]  # in the precision of the stored file
             assert nodes is not None
         found.append(nodes.take(nodes.tree < left))
@@ -383,7 +387,7 @@ def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Re
     ) - len(fit_in)
 
 
-def about(
+def provenance(
     target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs
 ) -> dict[str, Any]:
     """Return all values on which the collected trees depend."""

@@ -29,7 +29,15 @@ from draftree.policies.c2t import CONFIG, Classifier, scaled
 from draftree.target.target import Target
 from draftree.training.base import LOG, Fitted, items
 from draftree.tree import Bools, Floats
-from draftree.tuning._tree_dataset import STEPS, Collected, Knobs, Nodes, about, collect, prompts
+from draftree.tuning._tree_dataset import (
+    STEPS,
+    Collected,
+    Knobs,
+    Nodes,
+    collect,
+    prompts,
+    provenance,
+)
 from draftree.tuning.base import Tuning
 from draftree.utils.files import filled, inside, locked
 from draftree.utils.progress import Tell, silent
@@ -116,7 +124,7 @@ class Round:
         return f"loss {self.loss:.3f}, held out: AUC {self.auc:.4f}, {rates}"
 
 
-def picked(rounds: Sequence[Round]) -> Round:
+def pick_round(rounds: Sequence[Round]) -> Round:
     """Return the round whose classifier is used (appendix B.2).
 
     Only rounds whose AUC is close to the best one are considered, because a net that has learnt
@@ -131,7 +139,7 @@ def picked(rounds: Sequence[Round]) -> Round:
     )
 
 
-def rises(rounds: Sequence[Round]) -> bool:
+def is_auc_rising(rounds: Sequence[Round]) -> bool:
     """Return whether the held-out AUC still rises.
 
     It rises if the last `PATIENCE` rounds exceed the best earlier round by more than `RISE`.
@@ -140,7 +148,7 @@ def rises(rounds: Sequence[Round]) -> bool:
     return not before or max(r.auc for r in last) > max(r.auc for r in before) + RISE
 
 
-def measured(net: Classifier, held: Nodes) -> tuple[float, float, float]:
+def evaluate_classifier(net: Classifier, held: Nodes) -> tuple[float, float, float]:
     """Return AUC, and recall and positive rate at a confidence of 0.5, for held-out nodes."""
     log_p, parts = held.log_p, [slice(i, i + MEASURED) for i in range(0, len(held), MEASURED)]
     found = np.concatenate(
@@ -212,7 +220,7 @@ def learn(
     if start is not None:
         _fill(net, start, scale)
     optimizer = torch.optim.Adam(net.parameters(), lr=plan.lr)
-    batches, steps = _shuffled(len(x), plan.batch_size, rng), full(len(x), knobs, plan)
+    batches, steps = _shuffled_batches(len(x), plan.batch_size, rng), last_step(len(x), knobs, plan)
     rounds, nets = list[Round](), list[Classifier]()
     for done in range(0, steps, ROUND):
         step = min(done + ROUND, steps)
@@ -222,14 +230,14 @@ def learn(
                 f"training diverged: the loss is {loss} after {step} steps; try a smaller lr"
             )
         nets.append(_numpy(net, knobs, scale))
-        rounds.append(Round(step, loss, *measured(nets[-1], held)))
+        rounds.append(Round(step, loss, *evaluate_classifier(nets[-1], held)))
         tell(step, rounds[-1].told, steps)
-        if not rises(rounds):
+        if not is_auc_rising(rounds):
             break
-    return nets[rounds.index(picked(rounds))], rounds
+    return nets[rounds.index(pick_round(rounds))], rounds
 
 
-def full(entries: int, knobs: Knobs, plan: Plan) -> int:
+def last_step(entries: int, knobs: Knobs, plan: Plan) -> int:
     """Return the number of steps of a training that does not stop early.
 
     These are the steps of the plan's epochs, and at least `knobs.steps`.
@@ -245,7 +253,9 @@ layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
 """
 
 
-def _shuffled(entries: int, batch_size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+def _shuffled_batches(
+    entries: int, batch_size: int, rng: np.random.Generator
+) -> Iterator[torch.Tensor]:
     """Yield batches of entry numbers in random order, epoch by epoch, without end."""
     while True:
         yield from torch.from_numpy(rng.permutation(entries)).split(batch_size)
@@ -284,7 +294,7 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
             parameter.copy_(torch.from_numpy(value))
 
 
-def summed(
+def summarise(
     texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]
 ) -> Fitted:
     """Return the result of a run: its figures, and a text about the selected round and the ending.
@@ -299,17 +309,17 @@ def summed(
         plan: the hyperparameters.
         rounds: the figures of all rounds.
     """
-    best = picked(rounds)
+    best = pick_round(rounds)
     steps = rounds[-1].step
     entries = learnt.sampling(knobs.negatives)
     nodes = sum(map(len, texts))
     trees = sum(t.trees for t in texts)
     accepted = sum(int(t.accepted.sum()) for t in texts)
-    usual = full(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
-    to_the_end = not rises(rounds) or steps >= usual
+    usual = last_step(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
+    to_the_end = not is_auc_rising(rounds) or steps >= usual
     ending = f"not trained to the end: after {steps:,} steps held-out AUC may still rise"
     if to_the_end:
-        still = "still rose" if rises(rounds) else "rose no more"
+        still = "still rose" if is_auc_rising(rounds) else "rose no more"
         ending = f"trained to the end: {steps:,} steps, after which held-out AUC {still}"
     line = (
         f"step {best.step:,} of {steps:,}, {best.told}; {entries:,} entries of {trees:,} trees ({accepted:,} of {nodes:,} "
@@ -402,17 +412,19 @@ class Training(Tuning):
         if too_long:
             LOG.info("prompts left out, too long for the target's context: %d", too_long)
         kept = Collected(
-            self.trees or out / TREES, about(target, drafter, self.drafter, requests, knobs)
+            self.trees or out / TREES, provenance(target, drafter, self.drafter, requests, knobs)
         )
         kept.begin()
         with locked(kept.folder, inside(kept.folder)):
             texts = collect(target, drafter, requests, knobs, kept, tell)
         learnt, held = split(texts, plan)
         net, rounds = learn(learnt, held, knobs, plan, self.start, tell)
-        end = summed(texts, learnt, knobs, plan, rounds)
+        end = summarise(texts, learnt, knobs, plan, rounds)
         figures = {k: v for k, v in end.figures.items() if k not in ("policy", "rounds")}
         said = {"target": target.name, "drafter": self.drafter, **figures}
-        best = {name: getattr(picked(rounds), name) for name in ("auc", "recall", "positive_rate")}
+        best = {
+            name: getattr(pick_round(rounds), name) for name in ("auc", "recall", "positive_rate")
+        }
         note = {
             "command": command(),
             **asdict(plan),

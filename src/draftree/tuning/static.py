@@ -29,18 +29,18 @@ from draftree.errors import UserError
 from draftree.evaluation import teacher_forcing
 from draftree.evaluation.result_rows import save
 from draftree.evaluation.target_trace import Text
-from draftree.evaluation.teacher_forcing import Block, answered, replay, spread
+from draftree.evaluation.teacher_forcing import Block, evenly_spread, greedy_answers, replay
 from draftree.measure_costs import settled_costs
 from draftree.target.target import Target
 from draftree.training.base import Fitted, items
 from draftree.tree import MAX_NODES, Bools, Floats, Ints
-from draftree.tuning._static_tree_search import Paths, Shape, fastest, searched
+from draftree.tuning._static_tree_search import Paths, Shape, fastest_tree, make_search
 from draftree.tuning.base import Tuning
 from draftree.utils.progress import Tell
 from draftree.utils.validated_dataclass import check, knob, parsed
 
 ROUNDS = 6
-"""Largest number of trees that are tried in `settled`."""
+"""Largest number of trees that are tried in `converge`."""
 BATCH = 16
 """Number of texts that are generated, or read by the drafter, at a time."""
 WINDOW = 512
@@ -139,7 +139,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Driven:
+class RankedTexts:
     """The ranks below every token of some texts.
 
     Attributes:
@@ -179,9 +179,9 @@ class Driven:
         return Acceptance(np.array(roots, np.int64), self.width), tokens / len(roots)
 
 
-def drive(
+def rank_texts(
     target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: int, width: int
-) -> Driven:
+) -> RankedTexts:
     """Find the ranks of the target's greedy choices among a drafter's candidates, along texts.
 
     Below every token, the next tokens of the text are drafted as a chain. The drafter then reads
@@ -205,13 +205,15 @@ def drive(
     found: list[list[Ints]] = [[] for _ in texts]
     for block in replay(target, drafter, texts, width, depth, step=1):
         for row, line in zip(
-            block.tree.row[: block.tree.roots].tolist(), _compared(block, depth), strict=True
+            block.tree.row[: block.tree.roots].tolist(),
+            _ranks_of_choices(block, depth),
+            strict=True,
         ):
             found[row].append(line)
-    return Driven([np.stack(lines) for lines in found], width)
+    return RankedTexts([np.stack(lines) for lines in found], width)
 
 
-def _compared(block: Block, depths: int) -> Ints:
+def _ranks_of_choices(block: Block, depths: int) -> Ints:
     """Return the ranks [running sequences, D] of the target's choices."""
     live, chosen = block.tree.row[: block.tree.roots], block.logits.argmax(-1).cpu().numpy()
     found, follows = np.full((len(live), depths), UNKNOWN), np.ones(len(live), np.bool_)
@@ -227,8 +229,8 @@ def _compared(block: Block, depths: int) -> Ints:
 # The tree.
 
 
-def settled(
-    driven: Driven, choose: Callable[[Floats], Shape], costs: Costs
+def converge(
+    driven: RankedTexts, choose: Callable[[Floats], Shape], costs: Costs
 ) -> tuple[Shape, Acceptance, float]:
     """Return the best of several trees, each chosen by the acceptance that the last one led to.
 
@@ -253,7 +255,7 @@ def settled(
     return max(tried.values(), key=lambda found: found[2] * found[0].speedup / found[0].tau)
 
 
-def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
+def tree_file(settings: Settings, driven: RankedTexts, costs: Costs) -> dict[str, Any]:
     """Return the content of the result file: the tree, and all values that it was made from.
 
     Raises:
@@ -261,15 +263,15 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     """
     search, nodes = settings.search, settings.nodes
     if nodes == "auto":
-        choose = lambda table: fastest(search, table, costs)
+        choose = lambda table: fastest_tree(search, table, costs)
     else:
-        choose = lambda table: Shape.of(searched(search, table, nodes)(nodes), table, costs)
+        choose = lambda table: Shape.of(make_search(search, table, nodes)(nodes), table, costs)
     if not driven.everywhere.table.any():
         raise UserError(
             "static: none of the drafter's candidates was the target's token: it does not fit this target or data"
         )
-    shape, seen, tau = settled(driven, choose, costs)
-    grow = searched(search, seen.table, max(SIZES))
+    shape, seen, tau = converge(driven, choose, costs)
+    grow = make_search(search, seen.table, max(SIZES))
     sizes = [
         Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)
     ]  # each at its own roots
@@ -301,7 +303,7 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
     room = target.decoder.context - settings.tokens
     found = [
         ids
-        for row, where in spread(read, settings.prompts)
+        for row, where in evenly_spread(read, settings.prompts)
         if 0 < len(ids := _prompt(row, where, target)) <= room
     ]
     if not found:
@@ -328,7 +330,7 @@ def _prompt(row: readers.Row, where: str, target: Target) -> list[int]:
     return ids[: (len(ids) + 3) // 4]
 
 
-def shown(said: dict[str, Any]) -> Fitted:
+def format_result(said: dict[str, Any]) -> Fitted:
     """Return the result as figures, text and tables."""
     rates = [
         {
@@ -396,7 +398,7 @@ class Search(Tuning):
         ranks = list[Ints]()
         for i in range(0, len(texts), BATCH):
             tell(i, "driving the drafter along", len(texts))
-            ranks += drive(
+            ranks += rank_texts(
                 target, drafter, texts[i : i + BATCH], self.settings.depth, self.settings.width
             ).texts
         tell(len(texts), "measuring what a step costs", len(texts))
@@ -404,9 +406,9 @@ class Search(Tuning):
         costs = (self.costs or settled_costs(target, drafter)).at(context, 1)
         tell(len(texts), "searching", len(texts))
         about = {"target": target.name, "drafter": self.drafter, "data": list(map(str, data))}
-        said = written(self.settings, Driven(ranks, self.settings.width), costs) | about
+        said = tree_file(self.settings, RankedTexts(ranks, self.settings.width), costs) | about
         save(said, out)
-        return shown(said)
+        return format_result(said)
 
     def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
         """Return the texts along which the drafter is measured.
@@ -418,13 +420,15 @@ class Search(Tuning):
         texts = list[Text]()
         if not self.settings.answers:
             texts += (
-                text for path in data for text in teacher_forcing.read(target, path, count, tokens)
+                text
+                for path in data
+                for text in teacher_forcing.read_texts(target, path, count, tokens)
             )
-            return sorted(spread(texts, count), key=lambda text: len(text.tokens))
+            return sorted(evenly_spread(texts, count), key=lambda text: len(text.tokens))
         prompts = prompts_of(data, target, self.settings)
         for i in range(0, len(prompts), BATCH):
             tell(i, "answering", len(prompts))
-            texts += answered(target, prompts[i : i + BATCH], tokens)
+            texts += greedy_answers(target, prompts[i : i + BATCH], tokens)
         if not texts:
             raise UserError(
                 "the target answers every prompt with fewer than 2 tokens; answers=false reads the data as it is"

@@ -23,7 +23,7 @@ from draftree.utils.validated_dataclass import Range, Rule, rule_of
 
 
 @contextmanager
-def understood(told: str) -> Iterator[None]:
+def as_user_error(told: str) -> Iterator[None]:
     """Turn any error inside the context into a one-line message.
 
     Args:
@@ -55,7 +55,7 @@ def tensor_names(path: Path) -> set[str]:
     Raises:
         UserError: the file cannot be read.
     """
-    with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
+    with as_user_error(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
         return set(file.keys())
 
 
@@ -65,7 +65,7 @@ def tensor_shapes(path: Path) -> dict[str, list[int]]:
     Raises:
         UserError: the file cannot be read.
     """
-    with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
+    with as_user_error(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
         return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
 
@@ -79,7 +79,7 @@ def read_json(path: Path, what: str) -> Any:
     Raises:
         UserError: the file cannot be read, or is not JSON.
     """
-    with understood(f"'{path}' is not {what}"):
+    with as_user_error(f"'{path}' is not {what}"):
         return json.loads(path.read_text("utf-8"))
 
 

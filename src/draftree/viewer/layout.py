@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from draftree.viewer.token_text import percent, short
+from draftree.viewer.token_text import cut_to_cells, percent
 from draftree.viewer.trace import SIGNS, Node, Step, children
 
 CELL, PAD = 7.2, 8.0
@@ -40,7 +40,7 @@ def layout(step: Step) -> Layout:
     """Compute the boxes of a step's nodes so that no two of them overlap."""
     items = step.items
     row = rows(items)
-    labels = [SIGNS[i.kind] + short(i.text, LONGEST) for i in items]
+    labels = [SIGNS[i.kind] + cut_to_cells(i.text, LONGEST) for i in items]
     figures = [percent(i.q) if i.rank else "" for i in items]
     cells = [cell_len(a) + (len(b) + 1 if b else 0) for a, b in zip(labels, figures, strict=True)]
     widths = [2 * PAD + CELL * n for n in cells]

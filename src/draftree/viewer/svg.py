@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from draftree.viewer.layout import CELL, GAP, HEIGHT, PAD, Box, layout
-from draftree.viewer.token_text import flowing, percent, short
-from draftree.viewer.trace import Node, Step, made_by, totals
+from draftree.viewer.token_text import cut_to_cells, mark_line_ends, percent
+from draftree.viewer.trace import Node, Step, describe_run, totals
 
 STEPS, TALLEST = 24, 6000.0
 """Largest number of steps that are drawn, and largest height of a picture in pixels."""
@@ -29,7 +29,7 @@ STYLE = """
 def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
     """Return the contents of an SVG file with all steps."""
     verified = [s for s in steps if s.number]
-    drawn = fitting(verified)
+    drawn = steps_that_fit(verified)
     tall = [CAPTION + layout(s).height + BETWEEN for s in drawn]
     width = max([NARROWEST, *(layout(s).width for s in drawn)]) + 2 * MARGIN
     height = MARGIN + HEAD + sum(tall)
@@ -37,7 +37,7 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
     body = "\n".join(figure(s, y) for s, y in zip(drawn, below, strict=False))
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     prompt = text_of(about.get("prompt", ""))
-    described = f"{totals(steps)}. {made_by(about)}. The text: {text_of(''.join(p for s in steps for p in s.pieces))}"
+    described = f"{totals(steps)}. {describe_run(about)}. The text: {text_of(''.join(p for s in steps for p in s.pieces))}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tree" {size} role="img" aria-labelledby="title desc">\n'
         f'<title id="title">{escape("Trees drafted for: " + prompt)}</title>\n<desc id="desc">{escape(described)}</desc>\n'
@@ -47,7 +47,7 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
     )
 
 
-def fitting(steps: Sequence[Step]) -> list[Step]:
+def steps_that_fit(steps: Sequence[Step]) -> list[Step]:
     """Return the first steps that fit into a picture of limited size; at least one, if any."""
     tall = accumulate(CAPTION + layout(s).height + BETWEEN for s in steps)
     return [
@@ -66,7 +66,7 @@ def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str],
     cut = f" · the first {len(drawn)} of {count} steps are drawn" if len(drawn) < count else ""
     lines = [
         ("title", text_of(about.get("prompt", ""))),
-        ("muted", made_by(about)),
+        ("muted", describe_run(about)),
         ("muted", totals(steps) + cut),
         (
             "muted",
@@ -74,14 +74,14 @@ def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str],
         ),
     ]
     return "\n".join(
-        f'<text class="{style}" x="{MARGIN:g}" y="{MARGIN + 12 + 19 * i:g}">{escape(short(line, cells))}</text>'
+        f'<text class="{style}" x="{MARGIN:g}" y="{MARGIN + 12 + 19 * i:g}">{escape(cut_to_cells(line, cells))}</text>'
         for i, (style, line) in enumerate(lines)
     )
 
 
 def text_of(text: str) -> str:
     """Return text on one line, without characters that XML forbids."""
-    return " ".join(flowing(text).split())
+    return " ".join(mark_line_ends(text).split())
 
 
 def figure(step: Step, y: float) -> str:
@@ -119,7 +119,7 @@ def node(item: Node, box: Box) -> str:
     )  # the root, because most values are small
     return "\n".join(
         [
-            f'<g class="{item.kind}" transform="translate({box.x:.1f} {box.y:g})"><title>{escape(tip(item))}</title>',
+            f'<g class="{item.kind}" transform="translate({box.x:.1f} {box.y:g})"><title>{escape(tooltip(item))}</title>',
             f'<rect width="{box.width:.1f}" height="{HEIGHT:g}" rx="5" fill-opacity="{opacity:.2f}"/>',
             f'<text class="label" x="{PAD:g}" y="15">{escape(box.label)}</text>',
             f'<text class="figure" x="{box.width - PAD:.1f}" y="15" text-anchor="end">{escape(box.figure)}</text></g>',
@@ -127,7 +127,7 @@ def node(item: Node, box: Box) -> str:
     )
 
 
-def tip(n: Node) -> str:
+def tooltip(n: Node) -> str:
     """Return the text of a node's tooltip with all its figures."""
     if not n.rank:
         return f"{n.text}: {'chosen by the target' if n.kind == 'bonus' else 'written before'}"

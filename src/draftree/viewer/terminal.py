@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.text import Text
 
-from draftree.viewer.token_text import percent, short
+from draftree.viewer.token_text import cut_to_cells, percent
 from draftree.viewer.trace import SIGNS, Kind, Node, Step, children
 
 STYLES: dict[Kind, str] = {
@@ -53,7 +53,7 @@ def lines(step: Step, width: int) -> Iterator[Text]:
         rest = inner + (
             THROUGH if forks else BELOW
         )  # lines of the tree go on through a chain's further lines
-        yield from wrapped((unit(items[j], longest) for j in run), width, prefix + first, rest)
+        yield from wrap_chain((unit(items[j], longest) for j in run), width, prefix + first, rest)
         for j in forks:
             yield from branch(j, inner, LAST if j == forks[-1] else BRANCH)
 
@@ -62,22 +62,22 @@ def lines(step: Step, width: int) -> Iterator[Text]:
 
 def unit(item: Node, longest: int) -> Text:
     """Return a token with its sign and figures; its text is cut to `longest` cells."""
-    found = Text(SIGNS[item.kind] + short(item.text, longest), style=STYLES[item.kind])
+    found = Text(SIGNS[item.kind] + cut_to_cells(item.text, longest), style=STYLES[item.kind])
     if item.rank:
         found.append(f" {percent(item.q)}/{percent(item.value)}", style="not bold")
     return found
 
 
-def wrapped(units: Iterable[Text], width: int, first: str, rest: str) -> Iterator[Text]:
+def wrap_chain(units: Iterable[Text], width: int, first: str, rest: str) -> Iterator[Text]:
     """Yield the lines of a chain, broken between tokens.
 
     `first` and `rest` are the prefixes of the first line and of the others.
     """
-    line, fresh = Text(narrow(first, width)), True
+    line, fresh = Text(shorten_prefix(first, width)), True
     for found in units:
         if not fresh and line.cell_len + len(ARROW) + found.cell_len > width:
             yield line
-            line = Text(narrow(rest, width)).append(ARROW.lstrip(), style="dim")
+            line = Text(shorten_prefix(rest, width)).append(ARROW.lstrip(), style="dim")
         elif not fresh:
             line.append(ARROW, style="dim")
         line.append(found)
@@ -85,6 +85,6 @@ def wrapped(units: Iterable[Text], width: int, first: str, rest: str) -> Iterato
     yield line
 
 
-def narrow(prefix: str, width: int) -> str:
+def shorten_prefix(prefix: str, width: int) -> str:
     """Return a line's prefix, cut at its start if it is wider than half of the line."""
     return prefix if len(prefix) <= width // 2 else "…" + prefix[1 - width // 2 :]

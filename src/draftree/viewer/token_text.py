@@ -43,7 +43,7 @@ class Spellings:
 
     def text(self, token: int) -> str:
         """Return a token as readable text on one line, without invisible characters."""
-        return visible(self.data(token)) or f"#{token}"
+        return show_bytes(self.data(token)) or f"#{token}"
 
     def _data(self, token: int) -> bytes:
         piece = self._tokenizer.convert_ids_to_tokens(token)
@@ -64,7 +64,7 @@ class Spellings:
         ).encode() + decoded.encode()
 
 
-def visible(data: bytes) -> str:
+def show_bytes(data: bytes) -> str:
     """Return bytes as text on one line, with signs for white space, and ⟨hex⟩ for invalid bytes."""
     halves = data.decode(errors="surrogateescape")
     shown = re.sub(
@@ -72,23 +72,23 @@ def visible(data: bytes) -> str:
         lambda m: f"⟨{m[0].encode(errors='surrogateescape').hex(' ').upper()}⟩",
         halves,
     )
-    text = "".join(SIGNS.get(c, escaped(c)) for c in shown)
+    text = "".join(SIGNS.get(c, escape_character(c)) for c in shown)
     return f"◌{text}" if text and unicodedata.category(text[0]).startswith("M") else text
 
 
-def flowing(text: str) -> str:
+def mark_line_ends(text: str) -> str:
     """Return a text with marked line ends and escaped control characters."""
     return "".join(
-        c if c in " \t" else "⏎\n" if c == "\n" else SIGNS.get(c, escaped(c)) for c in text
+        c if c in " \t" else "⏎\n" if c == "\n" else SIGNS.get(c, escape_character(c)) for c in text
     )
 
 
-def escaped(character: str) -> str:
+def escape_character(character: str) -> str:
     """Return a character, or its Python escape if it is invisible."""
     return ascii(character)[1:-1] if unicodedata.category(character) in HIDDEN else character
 
 
-def short(text: str, cells: int) -> str:
+def cut_to_cells(text: str, cells: int) -> str:
     """Return a text, cut to a width of `cells` terminal cells."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + "…"
 

@@ -223,6 +223,6 @@ def totals(steps: Sequence[Step]) -> str:
     )
 
 
-def made_by(about: Mapping[str, str]) -> str:
+def describe_run(about: Mapping[str, str]) -> str:
     """Return one line with all entries of `about` except the prompt."""
     return " · ".join(f"{name} {what}" for name, what in about.items() if name != "prompt")

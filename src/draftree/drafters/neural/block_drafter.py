@@ -28,8 +28,8 @@ from draftree.formats.block_drafters import MAP, Kind, Layout, Sight, loaded, wr
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Needs, Taps, Target
-from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates, HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Candidates, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
 Net = TypeVar("Net", bound="ParallelNet")
@@ -173,7 +173,7 @@ class Blocks:
 
     cache: SlotCache
     outputs: Tensor | None = None
-    unread: tuple[Taps, ...] = ()
+    unread: tuple[HiddenStates, ...] = ()
 
 
 class ParallelDrafter(Trainable[Blocks]):
@@ -188,8 +188,8 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @property
     @override
-    def needs(self) -> Needs:
-        return Needs(hidden=self.model.layout.reads)
+    def needs(self) -> HiddenStateSpec:
+        return HiddenStateSpec(hidden=self.model.layout.reads)
 
     @property
     def conditioned(self) -> bool:
@@ -216,7 +216,7 @@ class ParallelDrafter(Trainable[Blocks]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Blocks | None = None,
         rows: Ints | None = None,
     ) -> Blocks:
@@ -233,16 +233,18 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     @override
-    def commit(self, state: Blocks, tree: Tree, verdict: Verdict, taps: Taps) -> Blocks:
+    def commit(
+        self, state: Blocks, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Blocks:
         return Blocks(state.cache, unread=(*state.unread, taps))
 
     @final
     @torch.inference_mode()
     @override
-    def caught_up(self, state: Blocks) -> Blocks:
-        return self._read(state, Taps.joined(state.unread)) if state.unread else state
+    def flush(self, state: Blocks) -> Blocks:
+        return self._read(state, HiddenStates.joined(state.unread)) if state.unread else state
 
-    def _read(self, state: Blocks, taps: Taps) -> Blocks:
+    def _read(self, state: Blocks, taps: HiddenStates) -> Blocks:
         """Cache the keys and values of newly committed tokens.
 
         The outputs of the last block are dropped.
@@ -281,7 +283,7 @@ class ParallelDrafter(Trainable[Blocks]):
 
         There are no candidates below the block, where q is taken to be uniform.
         """
-        state = self.caught_up(state)
+        state = self.flush(state)
         if self.conditioned:
             return self._along_paths(state, tree, frontier, k, drawing), state
         if self.passes(state, tree, frontier):
@@ -385,13 +387,13 @@ class ParallelDrafter(Trainable[Blocks]):
             tokens: [M, drafts] the token before each slot.
         """
 
-    def study(self, counts: Ints) -> None:
+    def fit_vocabulary(self, counts: Ints) -> None:
         """Choose the draft vocabulary and the mask token.
 
         The mask is the token with the fewest occurrences as a label; of several, the last one.
         """
         if isinstance(self.model.lm_head, TargetHead):
-            self.model.lm_head.study(counts)
+            self.model.lm_head.fit_vocabulary(counts)
         if not self._stored.tensors and self.knobs.mask is None:
             rarest = int(np.flatnonzero(counts == counts.min())[-1])
             self.model.layout = replace(self.model.layout, mask=rarest)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from draftree.drafters.base import Batch
 from draftree.drafters.neural.losses import before, said
-from draftree.tree import Drafted
+from draftree.tree import DraftVocab
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
     return Anchored(anchors, inside, valid, weight / total * learn.sum(1)[:, None, None])
 
 
-def said_at(batch: Batch, places: Anchored, drafted: Drafted | None) -> Tensor:
+def said_at(batch: Batch, places: Anchored, drafted: DraftVocab | None) -> Tensor:
     """Return the target's logits [M, V′] for the tokens that the valid slots predict, in order."""
     at = places.labels - 1
     marked = torch.zeros_like(batch.learn)
@@ -90,7 +90,7 @@ def marginal_loss(
     batch: Batch,
     logits: Tensor,
     places: Anchored,
-    drafted: Drafted | None,
+    drafted: DraftVocab | None,
 ) -> Tensor:
     """Return the weighted loss of slots that predict their tokens independently of each other.
 

@@ -25,7 +25,7 @@ from draftree.drafters.neural.llama_modules import Rotary, initialise, of_values
 from draftree.drafters.neural.training_masks import additive
 from draftree.formats.block_drafters import EMBEDDING, HEAD, Layout, Sight
 from draftree.target.target import Target
-from draftree.tree import Drafted
+from draftree.tree import DraftVocab
 
 Init = Literal["target", "scratch"]
 
@@ -65,7 +65,7 @@ class OwnHead(nn.Linear):
         self._target = target
 
     @property
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         """Return the draft vocabulary; None if all tokens can be drafted."""
         return drafted(self.d2t, self._target)
 
@@ -110,7 +110,7 @@ class ParallelNet(nn.Module):
         self.lm_head: OwnHead | TargetHead = head
 
     @property
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None for all."""
         return self.lm_head.drafted
 

@@ -18,11 +18,11 @@ from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.kernels.tree_layout import laid
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch, Laid
-from draftree.models.graph_capture import Given, Made, Then
+from draftree.models.graph_capture import Epilogue, Given, Made
 from draftree.models.kv_cache import SlotCache
 from draftree.target.device_tree import Choose, Layers, Nodes
-from draftree.target.target import Taps
-from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
+from draftree.target.target import HiddenStates
+from draftree.tree import AcceptResult, Candidates, DraftVocab, Ints, Tree
 from draftree.utils.hardware import to_device
 
 NOTHING = np.zeros(0, np.int64)
@@ -53,7 +53,7 @@ class Decoding:
     cache: SlotCache
     pending: tuple[Ints, ...]
     fed: tuple[Ints, ...]
-    unread: tuple[Taps, ...] = ()
+    unread: tuple[HiddenStates, ...] = ()
 
     @classmethod
     def empty(cls, cache: SlotCache) -> "Decoding":
@@ -131,7 +131,7 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
 
 
 @torch.inference_mode()
-def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
+def keep_path(state: Decoding, tree: Tree, verdict: AcceptResult, again: bool = False) -> Decoding:
     """Commit the nodes of each accepted path that were read; other tokens wait for the next step.
 
     With `again`, all tokens of the path are read again in the next step.
@@ -171,12 +171,12 @@ def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
     return replace(empty, pending=pending, unread=moved(state.unread, rows, cache))
 
 
-def moved(unread: Sequence[Taps], rows: Ints, cache: SlotCache) -> tuple[Taps, ...]:
+def moved(unread: Sequence[HiddenStates], rows: Ints, cache: SlotCache) -> tuple[HiddenStates, ...]:
     """Return the unread hidden states after sequences have moved, see `Drafter.select`."""
     return tuple(taps for every in unread if len((taps := every.select(rows, cache)).rows))
 
 
-def left(unread: Sequence[Taps], lengths: Ints) -> tuple[Taps, ...]:
+def left(unread: Sequence[HiddenStates], lengths: Ints) -> tuple[HiddenStates, ...]:
     """Return the unread hidden states of tokens before position `lengths[r]` of each sequence."""
     return tuple(taps for every in unread if len((taps := every.before(lengths)).rows))
 
@@ -206,7 +206,7 @@ class CachingLayers(Layers):
         state: Decoding,
         roots: Tree,
         depth: Ints,
-        drafted: Drafted | None,
+        drafted: DraftVocab | None,
         reads: Tensor | None = None,
         context: int = 2**31,
     ) -> None:
@@ -310,7 +310,7 @@ class DecoderLayers(CachingLayers):
         state: Decoding,
         roots: Tree,
         depth: Ints,
-        drafted: Drafted | None,
+        drafted: DraftVocab | None,
     ) -> None:
         super().__init__(
             state, roots, depth, drafted, None if shared is None else shared.reads, decoder.context
@@ -341,7 +341,7 @@ class DecoderLayers(CachingLayers):
                 given.get("ids"),
             ).made
 
-        then = Then(choose, given, made)
+        then = Epilogue(choose, given, made)
         return nodes.after(self._decoder.forward_on_device(feed, self._decoding.cache, (), then))
 
     @override

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from draftree.errors import UserError
 from draftree.target.target import Target
-from draftree.tree import Drafted, Ints
+from draftree.tree import DraftVocab, Ints
 
 KNOWN = "draftree_drafted"
-"""Name of an attribute of a map `d2t`: the map's version and its `Drafted` object."""
+"""Name of an attribute of a map `d2t`: the map's version and its `DraftVocab` object."""
 
 
 def frequent(counts: Ints, size: int) -> Ints:
@@ -46,7 +46,7 @@ def ids_of(d2t: Tensor) -> Tensor:
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
-def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
+def drafted(d2t: Tensor | None, target: Target) -> DraftVocab | None:
     """Return the draft vocabulary for a map of offsets [V′], or None if there is no map.
 
     See `offsets`.
@@ -58,13 +58,13 @@ def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
         vars(d2t).get(KNOWN),
     )  # needed in every pass
     if known is None or state is None or known[0] != state:
-        known = state, Drafted(ids_of(d2t), target.decoder.vocab)
+        known = state, DraftVocab(ids_of(d2t), target.decoder.vocab)
         setattr(d2t, KNOWN, known)
-    found: Drafted = known[1]
+    found: DraftVocab = known[1]
     return found
 
 
-def whole(logits: Tensor, drafted: Drafted | None) -> Tensor:
+def whole(logits: Tensor, drafted: DraftVocab | None) -> Tensor:
     """Expand logits […, V′] of a draft vocabulary to […, V], with −∞ for other tokens."""
     return logits if drafted is None else drafted.whole(logits)
 
@@ -148,11 +148,11 @@ class TargetHead(nn.Module):
         return self._target.decoder.head_weight
 
     @property
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         """Return the draft vocabulary; None if all tokens can be drafted."""
         return drafted(self.d2t, self._target)
 
-    def study(self, counts: Ints) -> None:
+    def fit_vocabulary(self, counts: Ints) -> None:
         """Choose the tokens with the highest counts [V] as the draft vocabulary."""
         if self.d2t is not None:
             self.d2t.copy_(offsets(torch.from_numpy(frequent(counts, len(self.d2t)))))
@@ -185,7 +185,7 @@ class Shared:
             the last token of the drafter's encoding of the same text.
     """
 
-    drafted: Drafted
+    drafted: DraftVocab
     columns: Tensor
     reads: Tensor
 
@@ -220,7 +220,7 @@ class Shared:
             elif pieces := ours.encode(theirs.decode([number]), add_special_tokens=False):
                 reads[number] = pieces[-1]
         device = small.decoder.device
-        ids = Drafted(torch.tensor(shared, device=device), target.decoder.vocab)
+        ids = DraftVocab(torch.tensor(shared, device=device), target.decoder.vocab)
         columns = torch.tensor([known[vocab[number]] for number in shared], device=device)
         return cls(ids, columns, torch.from_numpy(reads).to(device))
 

@@ -56,8 +56,8 @@ from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import LayerShape, SlotCache
 from draftree.models.kv_capture import first_stored
 from draftree.sampling.draft_sampling import Drawing, drawn
-from draftree.target.target import CHUNK, Taps
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.target.target import CHUNK, HiddenStates
+from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.hardware import to_device
 from draftree.utils.profiler import in_phase
 
@@ -87,7 +87,7 @@ class Pairs:
     features: SlotCache
     nodes: Ints
     outputs: Tensor
-    unread: tuple[Taps, ...] = ()
+    unread: tuple[HiddenStates, ...] = ()
 
     def places(self, count: int) -> Ints:
         """Return [N] the index in `outputs` of each of a tree's `count` nodes.
@@ -126,7 +126,7 @@ class PairReader(Trainable[Pairs]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Pairs | None = None,
         rows: Ints | None = None,
     ) -> Pairs:
@@ -137,7 +137,7 @@ class PairReader(Trainable[Pairs]):
         waiting = replace(state.decoding, pending=put(state.decoding.pending, rows, rest))
         return _bare(waiting, state.features, (*state.unread, taps))
 
-    def _remember(self, state: Pairs, taps: Taps) -> None:
+    def _remember(self, state: Pairs, taps: HiddenStates) -> None:
         """Store the true features of newly committed tokens."""
         new = self.model.fuse(
             {layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()}
@@ -220,7 +220,7 @@ class PairReader(Trainable[Pairs]):
         mask = cache.mask(feed)
         if level:
             hide_first_pairs(mask, feed, cache.lengths, level)
-            cache = cache.lifted(level * self.model.depth)
+            cache = cache.shift_layers(level * self.model.depth)
         positions = to_device(feed.padded_positions, features.device)
         given = feed.padded_tokens, features, positions, mask, cache.writer(feed.starts, feed.width)
         if head:
@@ -229,7 +229,7 @@ class PairReader(Trainable[Pairs]):
         return out, out
 
     @torch.inference_mode()
-    def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
+    def commit(self, state: Pairs, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Pairs:
         """Store the accepted tokens; they are read only when the sequence is drafted for again.
 
         The target's features replace those that were drafted.
@@ -249,13 +249,13 @@ class PairReader(Trainable[Pairs]):
         return Pairs(waiting, state.features, NOTHING, outputs, (*state.unread, taps))
 
     @torch.inference_mode()
-    def caught_up(self, state: Pairs) -> Pairs:
+    def flush(self, state: Pairs) -> Pairs:
         """Return the state with the features of all committed tokens.
 
         If more pairs are waiting than a draft step reads, they are read too.
         """
         if state.unread:
-            self._remember(state, Taps.joined(state.unread))
+            self._remember(state, HiddenStates.joined(state.unread))
             state = replace(state, unread=())
         cache, pending = state.decoding.cache, state.decoding.pending
         if len(state.nodes):
@@ -335,7 +335,7 @@ class PairDrafter(PairReader):
     def expand(
         self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Pairs]:
-        state = self.caught_up(state)
+        state = self.flush(state)
         new, places = unfed(tree.parents, frontier, state.nodes)
         logits, alike = None, np.array_equal(new, np.sort(frontier))
         new = frontier if alike else new  # in frontier order, so that logits need no reordering
@@ -360,7 +360,7 @@ class PairDrafter(PairReader):
     def layers(self, state: Pairs, roots: Tree, depth: Ints) -> PairLayers | None:
         if self.model.levels > 1 or not self._rotates_alike:
             return None
-        state = self.caught_up(state)
+        state = self.flush(state)
         passes = PairPasses(self.model, self.capture, self.recorded_weights, state.features)
         return PairLayers(
             passes, lambda decoding: replace(state, decoding=decoding), state.decoding, roots, depth
@@ -555,7 +555,7 @@ def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Forwa
     return ForwardBatch.packed(tokens, places, starts, visible, scratch, cache.device), sizes
 
 
-def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
+def _bare(decoding: Decoding, features: SlotCache, unread: tuple[HiddenStates, ...] = ()) -> Pairs:
     """Return the state of a step before anything is drafted."""
     known = features.layer(0)[0]
     return Pairs(

@@ -15,7 +15,7 @@ from typing_extensions import override
 from draftree.drafters.neural.draft_state import CachingLayers, Decoding, Pick
 from draftree.drafters.neural.feature_model import PairNet
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_capture import Capture, Given, Made, Then, Weights
+from draftree.models.graph_capture import Capture, Epilogue, Given, Made, Weights
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.tree_pass import run_pass
 from draftree.target.device_tree import Choose, Nodes
@@ -103,7 +103,7 @@ class PairLayers(CachingLayers):
 
         kind = passes.weights.version if cache.ladder.few else None
         self._outputs, *grown = run_pass(
-            passed, kind, cache, feed, passes.capture, Then(choose, given, made)
+            passed, kind, cache, feed, passes.capture, Epilogue(choose, given, made)
         )
         return nodes.after(tuple(grown))
 

@@ -10,7 +10,7 @@ from transformers import Cache
 
 from draftree.models.kv_cache import LayerShape
 from draftree.target.target import LAST
-from draftree.tree import Drafted
+from draftree.tree import DraftVocab
 
 
 class PairNet(nn.Module, ABC):
@@ -67,5 +67,5 @@ class PairNet(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None for all."""

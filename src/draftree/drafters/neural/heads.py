@@ -19,8 +19,8 @@ from draftree.drafters.neural.draft_vocabulary import drafted, frequent, offsets
 from draftree.drafters.neural.losses import before, kl, said
 from draftree.drafters.neural.training_masks import block_starts
 from draftree.sampling.draft_sampling import Drawing, drawn
-from draftree.target.target import LAST, Needs, Target
-from draftree.tree import Candidates, Drafted, Ints, Tree
+from draftree.target.target import LAST, HiddenStateSpec, Target
+from draftree.tree import Candidates, DraftVocab, Ints, Tree
 from draftree.utils.hardware import to_device
 
 
@@ -98,7 +98,7 @@ def offered(
     drawing: Drawing,
     rows: Ints,
     depths: Ints,
-    drafted: Drafted | None,
+    drafted: DraftVocab | None,
 ) -> Candidates:
     """Return the candidates that follow from logits [F, V′].
 
@@ -139,15 +139,15 @@ class HeadsDrafter(Trainable[State]):
     """Base class of drafters with a separate head for each depth."""
 
     model: "HeadsNet"
-    needs = Needs(hidden=(LAST,))
+    needs = HiddenStateSpec(hidden=(LAST,))
 
     @property
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None for all."""
         return drafted(self.model.d2t, self._target)
 
     @final
-    def study(self, counts: Ints) -> None:
+    def fit_vocabulary(self, counts: Ints) -> None:
         """Choose the most frequent tokens as the draft vocabulary.
 
         The heads are initialised with the rows of the target's LM head for these tokens.

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from draftree.models.graph_capture import Capture, Given, Made, Weights
 from draftree.target.device_tree import Choose, Layers, Nodes
-from draftree.tree import Drafted, Ints
+from draftree.tree import DraftVocab, Ints
 
 Read = Callable[[int, Given, Nodes, Tensor], Tensor]
 """A function `read(depth, inputs, draft trees, frontier [R, F])` that returns logits [R, F, V′].
@@ -44,7 +44,7 @@ class HeadLayers(Layers):
         capture: Capture,
         weights: Weights,
         given: Given,
-        drafted: Drafted | None,
+        drafted: DraftVocab | None,
         state: Any,
         each_node: bool,
     ) -> None:

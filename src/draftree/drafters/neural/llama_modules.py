@@ -20,7 +20,7 @@ from draftree.models.fused_modules import KernelLayer, run_native, usable
 from draftree.models.kv_cache import LayerShape
 from draftree.models.rope_cache import RopeCache
 from draftree.models.supported_architectures import LENGTH_DEPENDENT_ROPE, cache_argument
-from draftree.utils.files import Entries, understood
+from draftree.utils.files import Entries, as_user_error
 
 Config = TypeVar("Config", LlamaConfig, Qwen3Config)
 SIZES = (
@@ -93,7 +93,7 @@ def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Co
     )
     for name in SIZES[:-2]:
         said.get(name, float | None, None, least=0 if name == "rms_norm_eps" else 1)
-    with understood(f"the drafter's config.json is not a {kind.model_type} one"):
+    with as_user_error(f"the drafter's config.json is not a {kind.model_type} one"):
         explicit = kind is LlamaConfig and known.get("head_dim")
         chosen: Any = ExplicitHeads if explicit else kind
         config: Config = chosen(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from draftree.drafters.base import Batch
-from draftree.tree import Drafted
+from draftree.tree import DraftVocab
 
 
 def before(learn: Tensor, distance: int = 1) -> Tensor:
@@ -18,7 +18,7 @@ def before(learn: Tensor, distance: int = 1) -> Tensor:
     return torch.nn.functional.pad(learn[:, distance:], (0, distance))
 
 
-def said(batch: Batch, at: Tensor, drafted: Drafted | None) -> Tensor:
+def said(batch: Batch, at: Tensor, drafted: DraftVocab | None) -> Tensor:
     """Return the target's logits [M, V′] after the positions marked in `at` [B, T].
 
     They are restricted to the tokens that can be drafted.
@@ -42,7 +42,7 @@ def draft_loss(
     batch: Batch,
     draft_logits: Tensor,
     at: Tensor | None = None,
-    drafted: Drafted | None = None,
+    drafted: DraftVocab | None = None,
 ) -> Tensor:
     """Return the loss of a draft model that predicts the next token.
 

@@ -41,9 +41,9 @@ from draftree.models.decoder import Decoder, one_layer, pretrained
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing, drawn
 from draftree.target.kernel_choice import choose_kernels
-from draftree.target.target import Needs, Taps, Target
-from draftree.tree import Bools, Candidates, Drafted, Ints, Tree, Verdict
-from draftree.utils.files import filled, understood
+from draftree.target.target import HiddenStates, HiddenStateSpec, Target
+from draftree.tree import AcceptResult, Bools, Candidates, DraftVocab, Ints, Tree
+from draftree.utils.files import as_user_error, filled
 
 
 def copied(target: Target) -> PreTrainedModel:
@@ -176,13 +176,13 @@ def load_model(
         raise UserError(f"'{folder}' has no weights: a file {WEIGHTS} was expected")
     stored.check_sizes(method, stored.config, sizes(target))
     if not has_own(stored):
-        with understood(f"cannot load drafter '{folder}'"):
+        with as_user_error(f"cannot load drafter '{folder}'"):
             config = AutoConfig.from_pretrained(folder)
             return stored.loaded().network(lambda: borrowing(config, target, draft_vocab))
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # the checks below replace the warnings of transformers
     try:
-        with understood(f"cannot load drafter '{folder}'"):
+        with as_user_error(f"cannot load drafter '{folder}'"):
             model, info = pretrained(
                 str(folder), AutoConfig.from_pretrained(folder), target.decoder.dtype
             )
@@ -233,7 +233,7 @@ def known_alone(
     drawing: Drawing,
     tree: Tree,
     frontier: Ints,
-    drafted: Drafted | None,
+    drafted: DraftVocab | None,
 ) -> Candidates:
     """Return candidates after those nodes that are within a drafter's context, and none elsewhere.
 
@@ -270,7 +270,7 @@ class CachingDrafter(Drafter[Decoding]):
     expands_paths = True
 
     @property
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None, the default, for all."""
         return None
 
@@ -287,7 +287,7 @@ class CachingDrafter(Drafter[Decoding]):
     def expand(
         self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Decoding]:
-        state = self.caught_up(state)
+        state = self.flush(state)
         waiting = np.array([len(p) for p in state.pending])
         lengths = (state.cache.lengths + waiting)[tree.row[frontier]]
         known = lengths + tree.depth[frontier] < self.decoder.context  # each sequence by itself
@@ -309,7 +309,7 @@ class CachingDrafter(Drafter[Decoding]):
         if state.cache.states is not None or self.decoder.rope_boundary is not None:
             return None
         layers = DecoderLayers(
-            self.decoder, self.shared, self.caught_up(state), roots, depth, self.drafted
+            self.decoder, self.shared, self.flush(state), roots, depth, self.drafted
         )
         return layers if layers.fit else None
 
@@ -335,7 +335,7 @@ class LanguageModelDrafter(CachingDrafter):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: Taps,
+        taps: HiddenStates,
         state: Decoding | None = None,
         rows: Ints | None = None,
     ) -> Decoding:
@@ -355,11 +355,13 @@ class LanguageModelDrafter(CachingDrafter):
             if self.shared is not None:
                 reads = self.shared.reads.cpu().numpy()
                 mine = [reads[prompt] for prompt in mine]
-            self.small.prefill(state.cache, mine, Needs(), begun)
+            self.small.prefill(state.cache, mine, HiddenStateSpec(), begun)
         return state
 
     @override
-    def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
+    def commit(
+        self, state: Decoding, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> Decoding:
         return keep_path(state, tree, verdict)
 
 
@@ -390,7 +392,7 @@ class BorrowingDrafter(Trainable[State]):
         )
 
     @property
-    def drafted(self) -> Drafted | None:
+    def drafted(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None for all."""
         return None if self._head is None else self._head.drafted
 
@@ -413,9 +415,9 @@ class BorrowingDrafter(Trainable[State]):
         self._head = None
 
     @override
-    def study(self, counts: Ints) -> None:
+    def fit_vocabulary(self, counts: Ints) -> None:
         if self._head is not None:
-            self._head.study(counts)
+            self._head.fit_vocabulary(counts)
 
 
 class OneLayerDrafter(BorrowingDrafter[Decoding], CachingDrafter):

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftree.drafters.base import put
-from draftree.tree import Floats, Ints, Tree, Verdict
+from draftree.tree import AcceptResult, Floats, Ints, Tree
 
 Texts = tuple[Ints, ...]
 NO_TEXT = np.zeros(0, np.int64)
 
 
-def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
+def extended(texts: Texts, tree: Tree, verdict: AcceptResult) -> Texts:
     """Return the texts with root and accepted tokens appended."""
     longer = list(texts)
     for root in range(tree.roots):

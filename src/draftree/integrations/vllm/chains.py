@@ -23,15 +23,15 @@ from draftree.metrics import Work
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Policy, Search
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import Taps
-from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
+from draftree.target.target import HiddenStates
+from draftree.tree import AcceptResult, Candidates, Ints, SubtreeCandidates, Tree, TreeBudget
 
 NONE = np.zeros(0, np.int64)
 NO_CACHE = cast(SlotCache, None)
-NO_TAPS = Taps({}, NONE, NONE, NONE, NO_CACHE)
+NO_TAPS = HiddenStates({}, NONE, NONE, NONE, NO_CACHE)
 """Placeholders for the cache and the hidden states, which drafters that read only text do not
 use."""
-SPARE = 4
+MAX_SPARE_RATIO = 4
 """Largest ratio of all slots to used slots. Above it, the number of slots is reduced."""
 
 
@@ -61,7 +61,7 @@ class TextSearch(Search):
         return None
 
     @override
-    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> SubtreeCandidates | None:
         start = time.perf_counter()
         found, self.state = self.drafter.below(self.state, tree, frontier, k, Drawing(), deepest)
         if found is not None:
@@ -201,7 +201,7 @@ class Chains:
         place = {int(number): node for node, number in enumerate(tree.number)}
         order = [judged[int(row)] for row in tree.row[: tree.roots]]
         paths = tuple(np.array([place[number] for number in path], np.int64) for path, _ in order)
-        verdict = Verdict(paths, np.array([bonus for _, bonus in order], np.int64))
+        verdict = AcceptResult(paths, np.array([bonus for _, bonus in order], np.int64))
         self._state = self.drafter.commit(self._state, tree, verdict, NO_TAPS)
         self._memory = self.policy.observe(
             self._memory, tree, verdict, replace(last.work, rows=tree.roots), last.costs
@@ -262,7 +262,7 @@ class Chains:
         return found
 
     def _wasteful(self, rows: Sequence[Row]) -> bool:
-        return bool(rows) and len(self.slots.texts) > SPARE * len(rows)
+        return bool(rows) and len(self.slots.texts) > MAX_SPARE_RATIO * len(rows)
 
     def _resized(self, slots: Sequence[int | None], wanted: int) -> list[int | None]:
         """Move the continuing requests to at least `wanted` slots, and return their new slots."""
@@ -287,14 +287,16 @@ class Chains:
         context = max(len(row.text) for row in rows)
         costs = self.costs.at(context, len(rows))
         order = np.argsort(slots)
-        roots = Tree.planted(
+        roots = Tree.from_roots(
             np.array(slots, np.int64)[order], np.array([rows[i].text[-1] for i in order], np.int64)
         )
         depth = np.full(len(self.slots.texts), -1)
         for row, slot in zip(rows, slots, strict=True):
             depth[slot] = np.clip(self.context - len(row.text) - 1, 0, self.longest)
         search = TextSearch(self.drafter, self._state)
-        grown = self.policy.draft(search, roots, costs, Room(depth, self.longest), self._memory)
+        grown = self.policy.draft(
+            search, roots, costs, TreeBudget(depth, self.longest), self._memory
+        )
         tree, chains = _chains(grown, self.vocab)
         self._state = search.state
         frontiers = tuple(step.tokens for step in search.steps)

@@ -12,10 +12,10 @@ from draftree.errors import UnknownName, UserError, shown
 from draftree.policies.base import Policy
 from draftree.policies.yield_ import Yield
 from draftree.registry import build
-from draftree.target.target import Needs, Target
+from draftree.target.target import HiddenStateSpec, Target
 from draftree.utils.validated_dataclass import Part
 
-KEY = "draftree"
+CONFIG_KEY = "draftree"
 """Name of the entry with draftree's options in vLLM's additional config."""
 
 
@@ -45,10 +45,12 @@ class ProposerOptions(Part):
         Raises:
             UserError: an option does not exist, or its value is not allowed.
         """
-        given = (additional or {}).get(KEY, {}) if isinstance(additional, Mapping | None) else {}
+        given = (
+            (additional or {}).get(CONFIG_KEY, {}) if isinstance(additional, Mapping | None) else {}
+        )
         if not isinstance(given, Mapping):
             raise UserError(
-                f"'{KEY}' of the additional config is {shown(given)}, allowed is an object of options"
+                f"'{CONFIG_KEY}' of the additional config is {shown(given)}, allowed is an object of options"
             )
         known = [f.name for f in fields(cls)]
         for name in given:
@@ -86,7 +88,7 @@ def open_drafter(spec: str, vocab: int, tokenizer: Any, name: str) -> Drafter[An
         drafter = method.open(cast(Target, stand_in))
     except AttributeError as error:  # it looked for a network that only a loaded target has
         raise UserError(f"drafter {shown(spec)} cannot draft inside vLLM: {told}") from error
-    if not drafter.searches or drafter.needs != Needs() or drafter.sends_probes:
+    if not drafter.searches or drafter.needs != HiddenStateSpec() or drafter.sends_probes:
         raise UserError(f"drafter {shown(spec)} cannot draft inside vLLM: {told}")
     return drafter
 

@@ -25,11 +25,11 @@ from draftree.utils.files import write_text
 
 LOG = logging.getLogger("vllm.draftree")
 """Logger below vLLM's own logger, so that vLLM's handlers print its messages."""
-TESTED = ("0.32.",)
+TESTED_VERSIONS = ("0.32.",)
 """Prefixes of the versions of vLLM with which the proposer was tested."""
-PATIENCE = 3
+MAX_FAILURES = 3
 """Number of failed calls after which nothing more is proposed."""
-EVERY = 1.0
+REPORT_SECONDS = 1.0
 """Least number of seconds between two writes of the report."""
 
 
@@ -51,8 +51,8 @@ class Proposer:
         self._failures = 0
         self._written = 0.0
         version = vllm_version()
-        if not self.options.any_version and not version.startswith(TESTED):
-            known = " and ".join(f"{v}x" for v in TESTED)
+        if not self.options.any_version and not version.startswith(TESTED_VERSIONS):
+            known = " and ".join(f"{v}x" for v in TESTED_VERSIONS)
             LOG.warning(
                 "draftree proposes nothing: vLLM is %s, tested is %s (any_version: true tries it)",
                 version,
@@ -108,7 +108,7 @@ class Proposer:
         return proposed
 
     def _fail(self, error: Exception) -> None:
-        """Log a failure and start with a new state; after `PATIENCE` failures stop proposing."""
+        """Log a failure and start with a new state; after `MAX_FAILURES` failures stop proposing."""
         self._failures += 1
         told = f"{type(error).__name__}: {first_line(error)}"
         LOG.warning(
@@ -117,16 +117,16 @@ class Proposer:
             exc_info=self._failures == 1,
         )
         self.chains = self._make()
-        if self._failures >= PATIENCE:
+        if self._failures >= MAX_FAILURES:
             self.chains = None
-            LOG.warning("draftree proposes nothing any more: it failed %d times", PATIENCE)
+            LOG.warning("draftree proposes nothing any more: it failed %d times", MAX_FAILURES)
 
     def _report(self) -> None:
         """Write the figures to the file that the options name, if any."""
         if (
             self.options.report is None
             or self.chains is None
-            or time.monotonic() - self._written < EVERY
+            or time.monotonic() - self._written < REPORT_SECONDS
         ):
             return
         self._written = time.monotonic()

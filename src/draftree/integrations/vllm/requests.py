@@ -10,7 +10,7 @@ import numpy as np
 
 from draftree.tree import Ints
 
-TAIL = 24
+LOOKUP_TOKENS = 24
 """Number of last tokens by which, together with the length, a text is looked up. The whole text is
 compared afterwards.
 """
@@ -76,4 +76,4 @@ class Slots:
 
 
 def _key(text: Ints) -> tuple[int, bytes]:
-    return len(text), text[-TAIL:].tobytes()
+    return len(text), text[-LOOKUP_TOKENS:].tobytes()
