@@ -28,7 +28,7 @@ from draftree.evaluation.provenance import provenance
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Emitted
-from draftree.sampling.draft_sampling import SPREAD, Drawing
+from draftree.sampling.draft_sampling import GUMBEL_ERROR_SCALE, Drawing
 from draftree.sampling.params import Sampling
 from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
@@ -81,7 +81,10 @@ class OutputRecorder(Drafter[Any]):
         if self.said is not None:
             token = events[0].tokens[0]
             self.surprise.append(
-                [-float(torch.log_softmax(self.said * (SPREAD / s), -1)[token]) for s in SPREADS]
+                [
+                    -float(torch.log_softmax(self.said * (GUMBEL_ERROR_SCALE / s), -1)[token])
+                    for s in SPREADS
+                ]
             )
             self.right.append(int(self.said.argmax()) == token)
         self.said = None

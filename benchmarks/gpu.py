@@ -42,16 +42,16 @@ from draftree.engine import Engine, load
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.graph_capture import Eager, Graphs
+from draftree.models.graph_capture import EagerCapture, Graphs
 from draftree.models.grouped_attention import grouped_attention, use_grouped_attention
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
 from draftree.sampling.params import Sampling
-from draftree.target.target import Target, usable
+from draftree.target.target import Target, resolve_device
 from draftree.testing.fakes import Recorder
 from draftree.utils.files import append, write_text
-from draftree.utils.hardware import interleaved, machine, timed
+from draftree.utils.hardware import machine, time_interleaved, time_work
 
 Sizes = tuple[int, int, int, int, int, int]
 """Layers, hidden size, feed-forward size, H, G, V."""
@@ -137,7 +137,7 @@ def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int,
         return dict(
             zip(
                 widths,
-                interleaved([partial(once, n) for n in widths], decoder.device, LONGEST),
+                time_interleaved([partial(once, n) for n in widths], decoder.device, LONGEST),
                 strict=True,
             )
         )
@@ -164,7 +164,7 @@ def ceilings(size: int, device: torch.device) -> dict[str, float]:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     one = torch.ones(size, size, dtype=dtype, device=device)
     other = torch.empty_like(one)
-    copying, product = interleaved(
+    copying, product = time_interleaved(
         [lambda: other.copy_(one), lambda: torch.mm(one, one, out=other)], device, LONGEST
     )
     return {
@@ -189,7 +189,7 @@ def attention(context: int, device: torch.device) -> list[dict[str, Any]]:
         mask = torch.zeros(1, 1, n, context, dtype=dtype, device=device)
         mask[..., context - n :] = torch.full((n, n), torch.finfo(dtype).min, device=device).triu(1)
         ways: tuple[Any, ...] = grouped_attention, sdpa_attention_forward
-        ours, theirs = interleaved(
+        ours, theirs = time_interleaved(
             [partial(way, layer, q, k, k, mask) for way in ways], device, LONGEST
         )
         found.append(
@@ -277,7 +277,10 @@ class Texts:
         self._tokens, self._warm, self._read = (12, 12, 6) if small else (TOKENS, WARM, READ)
         self._made, self._draft = scripted(self._sizes, 4 * (self._tokens + self._read), device)
         recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
-        ways = {"graphs": (recording, recording.of(self._draft)), "eager": (Eager(), Eager())}
+        ways = {
+            "graphs": (recording, recording.of(self._draft)),
+            "eager": (EagerCapture(), EagerCapture()),
+        }
         self._engines = dict[tuple[str, bool], Engine]()
         for mode, (of_target, of_draft) in ways.items():
             target, draft = (
@@ -351,7 +354,7 @@ def assisted(made: Any, draft: Any, request: Request, device: torch.device) -> d
     generate()
     hook = made.register_forward_pre_hook(lambda *_: passes.append(1))
     try:
-        seconds = timed(generate, device)
+        seconds = time_work(generate, device)
     finally:
         hook.remove()
         made.set_attn_implementation(ours)
@@ -486,7 +489,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     try:
-        device = usable(args.device)
+        device = resolve_device(args.device)
     except UserError as error:
         parser.error(str(error))
     args.out.mkdir(parents=True, exist_ok=True)

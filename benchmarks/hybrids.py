@@ -28,17 +28,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import loop
 from draftree.batch import SequenceBatch
-from draftree.engine import Engine, cache_of, load, usual
+from draftree.engine import Engine, cache_of, default_acceptor, load
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
-from draftree.models.recurrent.ssm_functions import Answers
+from draftree.models.recurrent.ssm_functions import PassFunctions
 from draftree.models.recurrent.state_cache import States
 from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Candidates, Tree
 from draftree.utils.files import write_text
-from draftree.utils.hardware import interleaved
+from draftree.utils.hardware import time_interleaved
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from hybrids import OneByOne
@@ -130,7 +130,7 @@ def by_width(
     if rows_too:
         oracle.prefill(other, [prompt])
         works += [partial(oracle.verify, other, star(n)) for n in PATHS]
-    own, *found = [1000 * s for s in interleaved(works, target.decoder.device, seconds)]
+    own, *found = [1000 * s for s in time_interleaved(works, target.decoder.device, seconds)]
     paths = dict(zip(PATHS, found[len(WIDTHS) :], strict=False))
     told = zip(WIDTHS, found[: len(WIDTHS)], strict=True)
     return [
@@ -141,7 +141,10 @@ def by_width(
 
 def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float]]:
     """Return the share of a pass and its commit spent on the tree form, medians by width."""
-    spent, plain = [0.0], {name: vars(Answers)[name] for name in ("conv", "delta", "ssd", "s6")}
+    spent, plain = (
+        [0.0],
+        {name: vars(PassFunctions)[name] for name in ("conv", "delta", "ssd", "s6")},
+    )
 
     def timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -155,7 +158,9 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
     begun = target.new_cache(1, context + 65)
     target.prefill(begun, [np.arange(context) % 1000], HiddenStateSpec())
     for name, work in plain.items():
-        setattr(Answers, name, lambda *args, _work=work, **kwargs: timed(_work, *args, **kwargs))
+        setattr(
+            PassFunctions, name, lambda *args, _work=work, **kwargs: timed(_work, *args, **kwargs)
+        )
     setattr(States, "keep", lambda *args: timed(keep, *args))  # noqa: B010
     try:
         for width in WIDTHS[::2]:
@@ -171,7 +176,7 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
             found.append({"width": width, "share": statistics.median(shares)})
     finally:
         for name, work in plain.items():
-            setattr(Answers, name, work)
+            setattr(PassFunctions, name, work)
         setattr(States, "keep", keep)  # noqa: B010
     return found
 
@@ -195,7 +200,7 @@ def pair(
         )
     ]
     rows = SequenceBatch(cache_of(target, asked))
-    runs = {"plain": (rows, loop.plain(target, usual(temperature == 0), rows, asked))}
+    runs = {"plain": (rows, loop.plain(target, default_acceptor(temperature == 0), rows, asked))}
     runs |= {name: engine.begin(asked, reuse=False) for name, engine in engines.items()}
     going, seconds = list(runs), {name: np.zeros(2) for name in runs}
     while going:

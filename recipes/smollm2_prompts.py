@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.data.decontamination import Excluded, normalised
+from draftree.data.decontamination import Excluded, normalise_words
 
 WORDS = pathlib.Path(__file__).with_name("smollm2_words.toml")
 PACKAGES = {
@@ -373,7 +373,7 @@ def asked_of(
     seen = set[str]()
     for _ in range(20 * count):
         row = make(fill)
-        text = normalised(" ".join(row["turns"]) + str(row.get("passages", "")))
+        text = normalise_words(" ".join(row["turns"]) + str(row.get("passages", "")))
         if text and text not in seen and not any(map(excluded.holds, row["turns"])):
             seen.add(text)
             found.append({"kind": kind} | row)

@@ -51,12 +51,16 @@ def in_a_moment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftree.measure_costs.LONGEST", 0.01)
         patch.setattr("draftree.measure_costs.CONTEXTS", (32,))
-        patch.setattr("draftree.models.packed_linear.LONGEST", 0.01)
-        patch.setattr("draftree.utils.hardware.ROUNDS", (1, 2))
+        patch.setattr("draftree.models.packed_linear.MAX_TIMING_SECONDS", 0.01)
+        patch.setattr("draftree.utils.hardware.ROUNDS_RANGE", (1, 2))
         yield
 
 
-VARIANTS = [native.wanted] if native.wanted in native.available() else native.available()
+VARIANTS = (
+    [native.requested_variant]
+    if native.requested_variant in native.available()
+    else native.available()
+)
 """Variants of the native kernels that tests force: the one of DRAFTREE_NATIVE, or all that this
 processor can run."""
 

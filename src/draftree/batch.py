@@ -19,13 +19,13 @@ from draftree.metrics import Stats, Step, Work
 from draftree.models.kv_cache import SlotCache
 from draftree.request import Emitted, Ending, Origin, Request, Scores, all_greedy, logprobs
 from draftree.sampling import devices
-from draftree.sampling.captured_sampling import LIKELIEST, Recorded
-from draftree.sampling.distributions import Distributions, guided
+from draftree.sampling.captured_sampling import LIKELIEST, TokenChoice
+from draftree.sampling.distributions import Distributions, apply_guides
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.keyed_noise import Keyed, RandomSource
 from draftree.sampling.params import Sampling
 from draftree.sampling.warpers import WARPERS
-from draftree.target.target import Probes, Target, Verified
+from draftree.target.target import Probes, Target, VerificationResult
 from draftree.tree import MAX_NODES, AcceptResult, Draw, Ints, Tree, TreeBudget
 from draftree.utils.profiler import in_phase
 
@@ -226,7 +226,7 @@ class SequenceBatch:
         settings = [request.sampling for request in self.requests]
         return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)
 
-    def recorded(self, kind: Draw, vocab: int) -> Recorded | None:
+    def recorded(self, kind: Draw, vocab: int) -> TokenChoice | None:
         """Return how captured passes (CUDA graphs) choose tokens, or None if they cannot.
 
         They cannot if no passes are captured, if the sequences have different settings, or if a
@@ -253,7 +253,7 @@ class SequenceBatch:
         known = all(type(step) in WARPERS for step in setting.processors)
         if not (alike and known) or kind.sampled or self._source is not None:
             return None
-        return Recorded(setting, kind is Draw.COUPLED, vocab)
+        return TokenChoice(setting, kind is Draw.COUPLED, vocab)
 
     @property
     def is_constrained(self) -> bool:
@@ -292,7 +292,7 @@ class SequenceBatch:
         def shaped(logits: Tensor) -> Tensor:
             rows = zip(logits, guides, frontier.tolist(), strict=True)
             return torch.stack(
-                [guided(one, own, self.shown(tree, node)) for one, own, node in rows]
+                [apply_guides(one, own, self.shown(tree, node)) for one, own, node in rows]
             )
 
         return shaped
@@ -300,7 +300,7 @@ class SequenceBatch:
     def distributions(
         self,
         tree: Tree,
-        verified: Verified,
+        verified: VerificationResult,
         drawn: bool = False,
     ) -> Distributions:
         """Return the target's distribution p after every node of a verified tree.

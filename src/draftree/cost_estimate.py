@@ -18,7 +18,7 @@ from draftree.models.fused_modules import layer_kinds, replaced_kinds
 from draftree.models.packed_linear import packed_shapes
 from draftree.models.quantization_support import count_parameters, packed_bits, packed_weights
 from draftree.target.target import Target
-from draftree.utils.hardware import kept, machine
+from draftree.utils.hardware import machine, measurement_path
 
 OPERATIONS = 40
 """Number of small operations in a layer that torch computes."""
@@ -29,7 +29,7 @@ During a replay the host launches no operation.
 """
 FUSED_OPERATIONS = 2
 """Number of small operations in a layer that one native call computes."""
-LOOK_UP = Size(seconds=3e-5)
+LOOKUP_SIZE = Size(seconds=3e-5)
 """Estimated cost of a draft step, a commit or a retrieval that needs no network."""
 _LEARNERS: dict[str, Learner] = {}
 
@@ -44,7 +44,7 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
     about = identity(target)
     of_draft = about | {"drafter": drafter.described}
     draft = draft_size(drafter, decoder)
-    sizes = {"draft": draft, "commit": LOOK_UP, "find": LOOK_UP}
+    sizes = {"draft": draft, "commit": LOOKUP_SIZE, "find": LOOKUP_SIZE}
     return OnlineCosts(
         _learner("costs-target", about, {"target": target_size(decoder)}, decoder),
         _learner("costs-drafter", of_draft, sizes, decoder),
@@ -102,7 +102,7 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
             getattr(part, "decoder", None), "model", None
         )
         if part.searches or not isinstance(network, nn.Module):
-            size += LOOK_UP
+            size += LOOKUP_SIZE
             continue
         widest = max((p.shape[0] for p in network.parameters() if p.dim() == 2), default=0)
         head = 0 if widest > decoder.vocab // 8 else decoder.vocab * decoder.hidden
@@ -181,7 +181,7 @@ def _multiplied(network: nn.Module) -> Iterator[nn.Parameter]:
 def _learner(
     kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: Decoder
 ) -> Learner:
-    path = kept(kind, about)
+    path = measurement_path(kind, about)
     if str(path) not in _LEARNERS:
         _LEARNERS[str(path)] = Learner(
             path, about, sizes, partial(machine_speed, decoder.device, decoder.dtype)

@@ -28,13 +28,13 @@ from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import UNIT, Costs, CostSource, CostTable
 from draftree.costs.online import OnlineCosts
 from draftree.costs.probe import start_probe
-from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, rendered
+from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, render_chats
 from draftree.data.readers import Messages
 from draftree.drafters._from_objects import LoadedModel, OpenDrafter
 from draftree.drafters.base import Drafter, Method
 from draftree.drafting.states import carried
-from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, shown
-from draftree.formats.known_checkpoints import best_for, published_for
+from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, format_value
+from draftree.formats.known_checkpoints import find_published, published_for
 from draftree.hf.generate import Hook, check_types, generate, is_text, taken_text, takes_hook_calls
 from draftree.loop import Components, State, decode
 from draftree.metrics import Stats
@@ -44,14 +44,20 @@ from draftree.models.quantization_support import count_parameters
 from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
-from draftree.request import Emitted, Request, all_greedy, check, under
+from draftree.request import Emitted, Request, all_greedy, check, override_sampling
 from draftree.sampling.keyed_noise import RandomSource
 from draftree.sampling.params import GREEDY, Sampling
 from draftree.scheduling.handle import Handle, Update
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.scheduler import Scheduler
-from draftree.target.names import ALLOWED, DEMO, SMOLLM2, known, known_as, without_weights
-from draftree.target.target import HiddenStateSpec, Target, name_of, usable, warn_of_training
+from draftree.target.names import ALLOWED, DEMO, SMOLLM2, known_as, missing_package, shipped_name
+from draftree.target.target import (
+    HiddenStateSpec,
+    Target,
+    name_of,
+    resolve_device,
+    warn_of_training,
+)
 from draftree.text import completion
 from draftree.text.calls import ECHO, STOP, after_history, asks_for, of_template, takes_prompt
 from draftree.text.completion import Completion, Reading, Token, Writing, whole_text
@@ -60,32 +66,32 @@ from draftree.text.options import Options
 from draftree.text.stop_strings import StopStrings
 from draftree.tree import Draw, Ints
 from draftree.utils.files import as_user_error
-from draftree.utils.profiler import recorded
-from draftree.utils.progress import announced
-from draftree.utils.validated_dataclass import translated, whole
+from draftree.utils.profiler import record_phases
+from draftree.utils.progress import announce
+from draftree.utils.validated_dataclass import is_whole, translate_names
 
-SETTING = Lock()
+SCHEDULER_LOCK = Lock()
 """Lock held while an engine creates its scheduler."""
-USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
+DEFAULT_PARTS = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
 """Maps a target to the spec of its fastest shipped drafter and that of its fastest policy.
 
 `load` uses them if no drafter is named. The measurements are in `docs/reference/benchmarks/`.
 """
-UNTRAINED = ("suffix", "yield")
+UNTRAINED_PARTS = ("suffix", "yield")
 """Specs of the default drafter and policy for other targets; this drafter needs no training."""
 PUBLISHED = "published"
 """The drafter spec that selects the published drafter known for the target."""
-NAMED = "pct"
+DEFAULT_POLICY = "pct"
 """Spec of the default policy for a named drafter that defines no policy itself."""
 
 
 PARTS = ("drafter", "policy", "acceptor")
-LOADED = (*(f.name for f in fields(Loading)), "target", *PARTS)
+LOADED_ARGUMENTS = (*(f.name for f in fields(Loading)), "target", *PARTS)
 """Names of the arguments of `load` for which the names of other tools are accepted too."""
 
 
 @dataclass(frozen=True)
-class Held:
+class PrefixCache:
     """The prefix cache: the texts of the last call, and the caches that hold their tokens.
 
     Attributes:
@@ -146,7 +152,7 @@ class Engine(Hinting, metaclass=_Loads):
     policy: Policy
     acceptor: Acceptor | None = None
     costs: Costs | CostTable | None = None
-    held: Held | None = field(default=None, init=False, repr=False)
+    held: PrefixCache | None = field(default=None, init=False, repr=False)
     carried: Any = field(default=None, repr=False)
     calls: int = field(default=0, repr=False)
     learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(
@@ -411,7 +417,9 @@ class Engine(Hinting, metaclass=_Loads):
         system, values = of_template(system, options)
         messages = after_history(messages, options)
         return self.complete(
-            rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options
+            render_chats(self.tokenizer, chats_of(messages, system), values),
+            stream=stream,
+            **options,
         )
 
     @takes_prompt
@@ -422,7 +430,9 @@ class Engine(Hinting, metaclass=_Loads):
         system, values = of_template(system, options)
         messages = after_history(messages, options)
         return await self.acomplete(
-            rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options
+            render_chats(self.tokenizer, chats_of(messages, system), values),
+            stream=stream,
+            **options,
         )
 
     def conversation(
@@ -466,17 +476,17 @@ class Engine(Hinting, metaclass=_Loads):
                 exact.
         """
         if not isinstance(reuse, bool):
-            raise UserError(f"reuse is {shown(reuse)}, allowed is true or false")
+            raise UserError(f"reuse is {format_value(reuse)}, allowed is true or false")
         check(requests, self.target)
-        requests = under(requests, sampling)
-        acceptor = self.acceptor or usual(all_greedy(requests))
+        requests = override_sampling(requests, sampling)
+        acceptor = self.acceptor or default_acceptor(all_greedy(requests))
         check_exact(self.policy, acceptor, requests)
         with self._lock:
             held, self.held = (
                 self.held,
                 None,
             )  # first, so that an interrupted call leaves no half-changed cache
-            if rest(self.target) or not reuse:
+            if set_evaluation_mode(self.target) or not reuse:
                 held = None  # frees its memory for the new caches
             cache, state = self._beginning(requests, held)
             rows = SequenceBatch(cache, source, self.calls, self._stats(acceptor, requests))
@@ -503,10 +513,10 @@ class Engine(Hinting, metaclass=_Loads):
             # Closed between two steps, when caches and texts agree.
             # The cache of a later call has priority.
             if self.held is None:
-                self.held = held_of(rows, state)
+                self.held = make_prefix_cache(rows, state)
             raise
         self.learned[lesson] = state.policy
-        self.held = held_of(rows, state)
+        self.held = make_prefix_cache(rows, state)
         self.carried = carried(self.drafter, state.drafter)
 
     def submit(
@@ -589,7 +599,7 @@ class Engine(Hinting, metaclass=_Loads):
                 unfinished.
         """
         limits = SchedulerOptions.of(options)
-        with SETTING:
+        with SCHEDULER_LOCK:
             if self._scheduler is not None and self._scheduler.unfinished:
                 raise UserError(
                     f"{self._scheduler.unfinished} requests are unfinished, limits are set while there are none"
@@ -599,14 +609,14 @@ class Engine(Hinting, metaclass=_Loads):
     @property
     def scheduler(self) -> Scheduler:
         """Return the scheduler of submitted requests, which knows their number and limits."""
-        with SETTING:
+        with SCHEDULER_LOCK:
             if self._scheduler is None:
                 self._scheduler = Scheduler(self, self._lock)
             return self._scheduler
 
     def scheduled_parts(self) -> tuple[Components, State]:
         """Return the parts that run submitted requests, and their learnt state."""
-        rest(self.target)
+        set_evaluation_mode(self.target)
         acceptor = self.acceptor or Match()
         parts = Components(self.target, self.drafter, self.policy, acceptor, self.step_costs)
         return parts, State(self.carried, self.learned.get(self._mixed_lesson(acceptor)))
@@ -636,7 +646,7 @@ class Engine(Hinting, metaclass=_Loads):
         If not, texts agree with plain decoding only in distribution, or not even that if the
         acceptor is lossy.
         """
-        acceptor = self.acceptor or usual(sampling.greedy)
+        acceptor = self.acceptor or default_acceptor(sampling.greedy)
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
     def timed(
@@ -722,7 +732,9 @@ class Engine(Hinting, metaclass=_Loads):
             acceptor=type(acceptor).__name__.lower(), draw=draw.value, deepest=self.policy.deepest
         )
 
-    def _beginning(self, requests: Sequence[Request], held: Held | None) -> tuple[SlotCache, Any]:
+    def _beginning(
+        self, requests: Sequence[Request], held: PrefixCache | None
+    ) -> tuple[SlotCache, Any]:
         """Return the target's cache and the drafter's state for a call that begins.
 
         They reuse the longest prefix that each prompt shares with a text of the last call.
@@ -731,7 +743,11 @@ class Engine(Hinting, metaclass=_Loads):
             return cache_of(self.target, requests), self.carried
         read = [r.prompt[:-1] for r in requests]  # a prompt's last token must be read again
         shared = np.array(
-            [common(text, prompt) for text, prompt in zip(held.texts, read, strict=True)], np.int64
+            [
+                common_prefix_length(text, prompt)
+                for text, prompt in zip(held.texts, read, strict=True)
+            ],
+            np.int64,
         )
         shared = held.cache.truncate(
             np.minimum(shared, held.cache.reusable)
@@ -765,12 +781,17 @@ def plain(
     """
     check_listener(on_tokens)
     check(requests, target)
-    rest(target)
+    set_evaluation_mode(target)
     requests, rows = (
-        under(requests, sampling),
+        override_sampling(requests, sampling),
         SequenceBatch(cache_of(target, requests) if cache is None else cache),
     )
-    run(loop.plain(target, usual(all_greedy(requests)), rows, requests), rows, on_tokens, lock)
+    run(
+        loop.plain(target, default_acceptor(all_greedy(requests)), rows, requests),
+        rows,
+        on_tokens,
+        lock,
+    )
     return Generation(rows.written, rows.stats)
 
 
@@ -800,13 +821,16 @@ def plain_stream(
     Raises:
         UserError: a request cannot be served, or `rows` is not at least 1.
     """
-    if not whole(rows, 1):
-        raise UserError(f"rows is {shown(rows)}, allowed is a whole number of at least 1")
+    if not is_whole(rows, 1):
+        raise UserError(f"rows is {format_value(rows)}, allowed is a whole number of at least 1")
     waiting = partial(next, iter(requests), None)
     group = max(rows // 8, 1)
     stats = Stats()
-    rest(target)
-    table, acceptor = SequenceBatch(target.new_cache(rows, 64), stats=stats), usual(False)
+    set_evaluation_mode(target)
+    table, acceptor = (
+        SequenceBatch(target.new_cache(rows, 64), stats=stats),
+        default_acceptor(False),
+    )
 
     def ended(events: list[Emitted]) -> list[tuple[Request, list[int]]]:
         return [(table.requests[e.row], table.leave(e.row)) for e in events if e.ending is not None]
@@ -824,7 +848,7 @@ def plain_stream(
         stats.work.clear()
 
 
-def rest(target: Target) -> bool:
+def set_evaluation_mode(target: Target) -> bool:
     """Put a target into evaluation mode and return whether it was in training mode.
 
     If it was, a warning is given, and the weights may have changed since the last call.
@@ -834,9 +858,9 @@ def rest(target: Target) -> bool:
     return training
 
 
-def held_of(rows: SequenceBatch, state: State) -> Held | None:
+def make_prefix_cache(rows: SequenceBatch, state: State) -> PrefixCache | None:
     """Return the prefix cache for the next call, or None if the drafter has not read all of it."""
-    return None if rows.undrafted else Held(rows.committed, rows.cache, state.drafter)
+    return None if rows.undrafted else PrefixCache(rows.committed, rows.cache, state.drafter)
 
 
 def cache_of(target: Target, requests: Sequence[Request]) -> SlotCache:
@@ -848,7 +872,7 @@ def cache_of(target: Target, requests: Sequence[Request]) -> SlotCache:
     return target.new_cache(len(requests), min(longest, target.decoder.context) + 64)
 
 
-def usual(greedy: bool) -> Acceptor:
+def default_acceptor(greedy: bool) -> Acceptor:
     """Return the default acceptor, which plain decoding uses too.
 
     It is `Greedy` if `greedy` is true (no token is drawn), and `Match` otherwise.
@@ -859,10 +883,12 @@ def usual(greedy: bool) -> Acceptor:
 def check_listener(on_tokens: Any) -> None:
     """Raise a `UserError` if a listener is neither None nor callable."""
     if on_tokens is not None and not callable(on_tokens):
-        raise UserError(f"on_tokens is {shown(on_tokens)}, allowed is what can be called, or None")
+        raise UserError(
+            f"on_tokens is {format_value(on_tokens)}, allowed is what can be called, or None"
+        )
 
 
-def common(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> int:
+def common_prefix_length(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> int:
     """Return the length of the longest common prefix of two token sequences."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.array(a[:n], np.int64) != np.array(b[:n], np.int64))
@@ -889,7 +915,7 @@ def timed(
     The time spent waiting for the lock or in the caller between steps does not count.
     """
     while True:
-        with lock, recorded(rows.stats.phases):
+        with lock, record_phases(rows.stats.phases):
             start = time.perf_counter()
             events = next(steps, None)
             rows.stats.seconds += time.perf_counter() - start
@@ -947,13 +973,13 @@ def load(
     if isinstance(drafter, PreTrainedTokenizerBase) and tokenizer is None:
         tokenizer, drafter = drafter, None
     check_types(costs, tokenizer)
-    how = translated(LOADING, rewrite_load_arguments(with_threads(how)), LOADED)
-    target = given_once("target", target, how, DEMO)
+    how = translate_names(LOADING, rewrite_load_arguments(with_threads(how)), LOADED_ARGUMENTS)
+    target = take_argument("target", target, how, DEMO)
     drafter, policy, acceptor = given_parts(how, drafter, policy, acceptor)
     dtype, device = how.pop("dtype", dtype), device_named(how.pop("device", device))
     published = isinstance(drafter, str) and drafter == PUBLISHED
     method, grown, rule = parts_of(
-        best_for(named(target)) if published else drafter, policy, acceptor
+        find_published(named(target)) if published else drafter, policy, acceptor
     )
     if isinstance(target, str | Path):
         start_probe(device, dtype if isinstance(dtype, torch.dtype) else None)
@@ -978,8 +1004,10 @@ def with_threads(how: dict[str, Any]) -> dict[str, Any]:
         UserError: the value is not a whole number of at least 1.
     """
     for name in [name for name in how if name in THREAD_WORDS and how[name] is not None]:
-        if not whole(number := how.pop(name), 1):
-            raise UserError(f"{name} is {shown(number)}, allowed is a whole number of at least 1")
+        if not is_whole(number := how.pop(name), 1):
+            raise UserError(
+                f"{name} is {format_value(number)}, allowed is a whole number of at least 1"
+            )
         torch.set_num_threads(number)
     return how
 
@@ -1002,7 +1030,7 @@ def named(target: Any) -> str:
     return name_of(target) if isinstance(target, PreTrainedModel) else str(target)
 
 
-def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None) -> Any:
+def take_argument(what: str, given: Any, named: dict[str, Any], default: Any = None) -> Any:
     """Return an argument that is given under its own name or under that of another tool.
 
     The other name is removed from `named`.
@@ -1015,7 +1043,7 @@ def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None
     other = named.pop(what)
     if given is not default:
         raise UserError(
-            f"the {what} is given twice, {shown(given)} and {shown(other)}, allowed is once"
+            f"the {what} is given twice, {format_value(given)} and {format_value(other)}, allowed is once"
         )
     return other
 
@@ -1023,7 +1051,7 @@ def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None
 def given_parts(named: dict[str, Any], drafter: Any, policy: Any, acceptor: Any) -> Iterator[Any]:
     """Yield drafter, policy and acceptor, each given under its own name or another tool's."""
     for what, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor)):
-        yield given_once(what, given, named)
+        yield take_argument(what, given, named)
 
 
 def parts_of(
@@ -1066,7 +1094,7 @@ def part_of(kind: str, given: Any, optional: bool = False) -> Any:
     told = f"allowed is a spec ({', '.join(names(kind))}) or an instance of {base.__name__}{', or None' * optional}"
     if isinstance(given, type) and issubclass(given, base):
         told += f"; did you mean {given.__name__}()?"
-    raise UserError(f"{kind} is {shown(given)}, {told}")
+    raise UserError(f"{kind} is {format_value(given)}, {told}")
 
 
 def target_of(
@@ -1086,8 +1114,8 @@ def target_of(
     report_absence()
     if isinstance(given, str | Path):
         with (
-            announced(f"loading target '{given}'", own_bar=True),
-            as_user_error(f"cannot load target {shown(str(given))}"),
+            announce(f"loading target '{given}'", own_bar=True),
+            as_user_error(f"cannot load target {format_value(str(given))}"),
         ):
             target = Target.load(known_as(str(given)), dtype, device, **how)
     elif isinstance(given, Target | PreTrainedModel):
@@ -1095,14 +1123,14 @@ def target_of(
         for name, value in {"dtype": dtype, "device": device, **how}.items():
             if value not in (None, False):
                 raise UserError(
-                    f"{name} is {shown(value)}, allowed is None beside a loaded model, which has its own"
+                    f"{name} is {format_value(value)}, allowed is None beside a loaded model, which has its own"
                 )
         target = (
             Target.of(given, exactness=exactness) if isinstance(given, PreTrainedModel) else given
         )
     else:
         raise UserError(
-            f"target is {shown(given)}, allowed is {ALLOWED}, a loaded transformers model, or a Target"
+            f"target is {format_value(given)}, allowed is {ALLOWED}, a loaded transformers model, or a Target"
         )
     return (
         target
@@ -1119,19 +1147,19 @@ def usual_drafter(target: str) -> tuple[str, str]:
     Raises:
         UserError: the target is the demo model, which is not installed.
     """
-    if told := without_weights(target):
-        if known(target) == DEMO:  # the target itself is among them
+    if told := missing_package(target):
+        if shipped_name(target) == DEMO:  # the target itself is among them
             raise UserError(told)
-        return UNTRAINED[0], f"{told}; '{UNTRAINED[0]}' drafts, which needs no training"
-    if (usual := USUAL.get(known(target) or "")) is not None:
+        return UNTRAINED_PARTS[0], f"{told}; '{UNTRAINED_PARTS[0]}' drafts, which needs no training"
+    if (usual := DEFAULT_PARTS.get(shipped_name(target) or "")) is not None:
         return usual[0], ""
-    told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED[0]}' drafts, which needs no training"
+    told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED_PARTS[0]}' drafts, which needs no training"
     if there := published_for(target):
         return (
-            UNTRAINED[0],
+            UNTRAINED_PARTS[0],
             f"{told}; drafter '{PUBLISHED}' downloads {there[0].drafter}, which is trained for it and faster",
         )
-    return UNTRAINED[0], f"{told}; one that is trained for the target drafts better"
+    return UNTRAINED_PARTS[0], f"{told}; one that is trained for the target drafts better"
 
 
 def usual_policy(
@@ -1148,11 +1176,11 @@ def usual_policy(
             (docs/reference/benchmarks/smollm2.md).
     """
     if drafter is None:
-        return USUAL.get(known(target) or "", UNTRAINED)[1]
-    if usable(device_named(device)).type == "cpu":
-        return NAMED
+        return DEFAULT_PARTS.get(shipped_name(target) or "", UNTRAINED_PARTS)[1]
+    if resolve_device(device_named(device)).type == "cpu":
+        return DEFAULT_POLICY
     method: Method = part_of("drafter", drafter)
-    return method.own_policy or NAMED
+    return method.own_policy or DEFAULT_POLICY
 
 
 ENGINES = "_draftree"
@@ -1241,18 +1269,21 @@ def speculate(
     Loading(exactness=exactness)
     parts = parts_of(
         *given_parts(
-            translated(LOADING, rewrite_load_arguments(prepared), PARTS), drafter, policy, acceptor
+            translate_names(LOADING, rewrite_load_arguments(prepared), PARTS),
+            drafter,
+            policy,
+            acceptor,
         )
     )
     return Hook(
-        lambda model, assistant: hooked(model, assistant, *parts, costs, exactness),
+        lambda model, assistant: get_generate_engine(model, assistant, *parts, costs, exactness),
         seed,
         streamer,
         tokenizer,
     )
 
 
-def hooked(
+def get_generate_engine(
     model: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Method | None, *more: Any
 ) -> Engine:
     """Return the engine around a model for a call of `generate`.
@@ -1266,7 +1297,7 @@ def hooked(
         raise UserError(
             "assistant_model is given to generate and drafter to speculate, allowed is one of them"
         )
-    return opened(model, drafter if assistant is None else LoadedModel(assistant), *more)
+    return get_engine(model, drafter if assistant is None else LoadedModel(assistant), *more)
 
 
 class Engines(dict[Any, Engine]):
@@ -1281,7 +1312,7 @@ class Engines(dict[Any, Engine]):
         return type(self), ()
 
 
-def opened(
+def get_engine(
     model: PreTrainedModel,
     drafter: str | Path | Method | None,
     policy: str | Policy | None,

@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from draftree import aliases
 
-LONGEST, SHOWN = 600, 60
-"""Largest number of characters of a message (`LONGEST`), and of a repeated value (`SHOWN`)."""
+LONGEST, MAX_VALUE_CHARACTERS = 600, 60
+"""Largest number of characters of a message (`LONGEST`), and of a repeated value (`MAX_VALUE_CHARACTERS`)."""
 
 
 def cut(text: str, most: int = LONGEST) -> str:
@@ -30,7 +30,7 @@ def cut(text: str, most: int = LONGEST) -> str:
     )
 
 
-def shown(value: Any, most: int = SHOWN) -> str:
+def format_value(value: Any, most: int = MAX_VALUE_CHARACTERS) -> str:
     """Return the text by which messages show a wrong value, at most `most` characters of it."""
     try:
         text = repr(value)

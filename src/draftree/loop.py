@@ -18,12 +18,12 @@ from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import CostSource
 from draftree.drafters.base import Drafter
-from draftree.drafting.states import released, selected, started
+from draftree.drafting.states import release_slot, select_drafter_state, start_drafter
 from draftree.drafting.step import Drafting
 from draftree.models.forward_batch import Chunk
 from draftree.policies.base import Policy
 from draftree.request import Emitted, Request
-from draftree.target.target import HiddenStates, HiddenStateSpec, Read, Target, Verified
+from draftree.target.target import HiddenStates, HiddenStateSpec, Read, Target, VerificationResult
 from draftree.tree import Ints, Tree
 from draftree.utils.profiler import phase
 
@@ -100,7 +100,7 @@ def start(
 
     `taps` are the target's hidden states of all prompt tokens that the drafter has not read.
     """
-    drafter = started(parts.drafter, rows, taps, state.drafter, begun)
+    drafter = start_drafter(parts.drafter, rows, taps, state.drafter, begun)
     return State(drafter, parts.policy.start() if state.policy is None else state.policy)
 
 
@@ -181,14 +181,16 @@ def begin(
         state: the state after the last step.
     """
     rows.begin(begun, own_noise=not parts.acceptor.keeps_text)
-    events = _first_tokens(parts.target, parts.acceptor, rows, begun, Verified(logits, taps))
+    events = _first_tokens(
+        parts.target, parts.acceptor, rows, begun, VerificationResult(logits, taps)
+    )
     return events, start(parts, rows, begun, taps, state)
 
 
 def release(parts: Components, rows: SequenceBatch, row: int, state: State) -> State:
     """Free a slot, even if its text has not ended; `admit` may give it to another request."""
     rows.leave(row)
-    return State(released(parts.drafter, rows, state.drafter, row), state.policy)
+    return State(release_slot(parts.drafter, rows, state.drafter, row), state.policy)
 
 
 def select(
@@ -206,7 +208,7 @@ def select(
         The new batch and its state, or None if the drafter cannot change the batch.
     """
     new = rows.selected(chosen)
-    drafter = selected(parts.drafter, rows, state.drafter, chosen, new.cache)
+    drafter = select_drafter_state(parts.drafter, rows, state.drafter, chosen, new.cache)
     return None if drafter is None else (new, State(drafter, state.policy))
 
 
@@ -257,7 +259,11 @@ def prefill(
 
 
 def _first_tokens(
-    target: Target, acceptor: Acceptor, rows: SequenceBatch, begun: Ints, verified: Verified
+    target: Target,
+    acceptor: Acceptor,
+    rows: SequenceBatch,
+    begun: Ints,
+    verified: VerificationResult,
 ) -> list[Emitted]:
     """Choose the token after each prompt from the logits [B, V] in `verified`."""
     roots = Tree.from_roots(begun, rows.last[begun].copy())

@@ -15,17 +15,17 @@ from draftree.policies.base import append
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
-from draftree.utils.hardware import interleaved
-from draftree.utils.progress import Tell, announced, silent
+from draftree.utils.hardware import time_interleaved
+from draftree.utils.progress import Tell, announce, ignore_progress
 
-FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
+TARGET_WIDTHS, GPU_TARGET_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
 """Numbers of tokens per sequence for which a target pass is timed.
 
-`FED_WIDE` is added for accelerators, whose cost curve bends at more tokens.
+`GPU_TARGET_WIDTHS` is added for accelerators, whose cost curve bends at more tokens.
 """
-DRAFTED = (1, 2, 4, 8, 16, 32)
+DRAFT_WIDTHS = (1, 2, 4, 8, 16, 32)
 """Numbers of frontier nodes per sequence for which a draft step is timed."""
-TOGETHER = 1024
+MAX_TOTAL_TOKENS = 1024
 """Largest number of tokens in a timed pass over several sequences, except the smallest passes.
 
 Costs are linear in larger numbers.
@@ -37,13 +37,13 @@ They are bounded by the target's context.
 """
 CANDIDATES = 5
 """Number of candidates that a timed draft step proposes after each node."""
-COMMITTED = 3
+COMMITTED_TOKENS = 3
 """Number of tokens per sequence in a timed commit: a root and two accepted nodes."""
 LONGEST = 4.0
 """Time budget in seconds for timing all draft steps and target passes."""
 
 
-def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> CostTable:
+def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = ignore_progress) -> CostTable:
     """Return the learnt costs of a target and a drafter, for results that depend on them.
 
     If too few steps have run for reliable costs, the costs are measured once.
@@ -55,22 +55,23 @@ def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) ->
     """
     costs = learnt_costs(target, drafter)
     if not costs.settled:
-        with announced("measuring what draft steps and target passes cost"):
+        with announce("measuring what draft steps and target passes cost"):
             costs.teach(CostTable(measure(target, drafter, 1, tell)))
     return costs.table()
 
 
 def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
     """Return the numbers of tokens per sequence for target passes, and of nodes for draft steps."""
-    fed = FED if device == "cpu" else FED + FED_WIDE
+    fed = TARGET_WIDTHS if device == "cpu" else TARGET_WIDTHS + GPU_TARGET_WIDTHS
     passes, steps = (
-        [w for w in several if w * rows <= TOGETHER or w <= 4] for several in (fed, DRAFTED)
+        [w for w in several if w * rows <= MAX_TOTAL_TOKENS or w <= 4]
+        for several in (fed, DRAFT_WIDTHS)
     )
     return passes, steps
 
 
 def measure(
-    target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent
+    target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = ignore_progress
 ) -> tuple[Costs, ...]:
     """Time target passes, draft steps and commits in turn, for sequences of several lengths.
 
@@ -101,11 +102,11 @@ def measure(
         for s in settings
         for b in (*[None] * len(passes), *[_both(a_pass, s.draft_step(1))] * len(steps), a_pass)
     ]
-    seconds = iter(interleaved(works, device, LONGEST, before))
-    finds = interleaved([s.find() for s in settings], device, 0.1, [a_pass] * len(settings))
+    seconds = iter(time_interleaved(works, device, LONGEST, before))
+    finds = time_interleaved([s.find() for s in settings], device, 0.1, [a_pass] * len(settings))
     both = [_both(work, undo) for s in settings for work, undo in s.commit()]
     # Commits come last, because they change the caches.
-    commits = interleaved(both, device, 0.4, [a_pass] * len(both))
+    commits = time_interleaved(both, device, 0.4, [a_pass] * len(both))
     costs = []
     for setting, commit, catch_up, find in zip(
         settings, commits[::2], commits[1::2], finds, strict=True
@@ -209,7 +210,7 @@ class _Setting:
         rows = self.from_roots.roots
         tree = self.from_roots
         state = self.state
-        for _ in range(COMMITTED - 1):
+        for _ in range(COMMITTED_TOKENS - 1):
             tree = self._below(tree, len(tree) - rows + np.arange(rows))
             _, state = self.drafter.expand(
                 state, tree, len(tree) - rows + np.arange(rows), CANDIDATES, Drawing()

@@ -11,7 +11,7 @@ import numpy as np
 from draftree.kernels.logistic import newton
 from draftree.tree import Bools, Floats
 
-FORGETTING = 0.001
+FORGETTING_RATE = 0.001
 """Fraction of the information that each step forgets, to adapt to another kind of text."""
 CURVATURE = 0.05
 """The smallest weight of an example.
@@ -53,7 +53,7 @@ class Logistic:
             self.prior,
             np.ascontiguousarray(x),
             true,
-            FORGETTING,
+            FORGETTING_RATE,
             CURVATURE,
         )
         return type(self)(found[0], found[1], self.prior)

@@ -39,16 +39,16 @@ from draftree.acceptors.base import Acceptor
 from draftree.aliases import accepted
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Method, Stage, TrainableMethod
-from draftree.drafters.retrieval.datastore import Stored
-from draftree.errors import UnknownName, UserError, shown
+from draftree.drafters.retrieval.datastore import DatastoreMethod
+from draftree.errors import UnknownName, UserError, format_value
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint, tensor_names
 from draftree.policies.base import Policy
 from draftree.request import Request
 from draftree.sampling.logits_processors import named
-from draftree.target.hub import check_path, downloaded, is_hub_id
-from draftree.target.names import known
+from draftree.target.hub import check_path, download_model, is_hub_id
+from draftree.target.names import shipped_name
 from draftree.utils.files import Entries, as_user_error
-from draftree.utils.validated_dataclass import parsed
+from draftree.utils.validated_dataclass import parse_options
 
 
 def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] = ()) -> None:
@@ -166,11 +166,11 @@ def part(kind: str, name: str) -> type:
         raise UnknownName(kind, name, names(kind))
     package, base = KINDS[kind]
     if name not in own_names(kind):
-        return _plugged(kind, name, base)
+        return _load_plugin(kind, name, base)
     return in_file(package, name, base)
 
 
-def _plugged(kind: str, name: str, base: type) -> type:
+def _load_plugin(kind: str, name: str, base: type) -> type:
     if len(brought := packages(kind, name)) > 1:
         raise UserError(
             f"{kind} '{name}' is brought by packages {', '.join(sorted(brought))}: allowed is one of them"
@@ -189,7 +189,7 @@ def _plugged(kind: str, name: str, base: type) -> type:
         not fits or inspect.isabstract(cls) or cls.__name__.lower() != name
     ):  # results and checkpoints name a part by its class
         raise UserError(
-            f"{where} is {shown(cls)}, allowed is a whole {base.__name__}: a frozen dataclass {name}, in any case"
+            f"{where} is {format_value(cls)}, allowed is a whole {base.__name__}: a frozen dataclass {name}, in any case"
         )
     return cls
 
@@ -209,11 +209,11 @@ def build(kind: str, spec: str) -> Any:
     Raises:
         UserError: the name, a key or a value is unknown.
     """
-    if kind == "drafter" and len(several := fused(spec)) > 1:
+    if kind == "drafter" and len(several := split_fused_spec(spec)) > 1:
         return Fused(tuple(build(kind, one) for one in several))
     if kind == "drafter" and (isdir(spec) or is_hub_id(spec)):
-        return in_folder(spec if isdir(spec) else str(downloaded(spec)))
-    if kind == "drafter" and (known(spec) is not None or spec.lower().endswith(".gguf")):
+        return in_folder(spec if isdir(spec) else str(download_model(spec)))
+    if kind == "drafter" and (shipped_name(spec) is not None or spec.lower().endswith(".gguf")):
         return part("drafter", "lm")(model=spec)
     name, _, rest = spec.partition(":")
     name = accepted(kind, name, names(kind))
@@ -221,7 +221,7 @@ def build(kind: str, spec: str) -> Any:
         with as_user_error(f"unknown drafter '{spec}'"):
             check_path(spec)
     cls = part(kind, name)
-    values = parsed(filter(None, rest.split(",")), cls, f"{kind} '{name}'")
+    values = parse_options(filter(None, rest.split(",")), cls, f"{kind} '{name}'")
     return (
         cls(**values, named=frozenset(values))
         if issubclass(cls, TrainableMethod)
@@ -242,9 +242,13 @@ def in_folder(folder: str) -> Method:
             raise
         return part("drafter", "lm")(model=folder)  # type: ignore[no-any-return]
     method = part("drafter", name)
-    if not issubclass(method, Stored | TrainableMethod):
+    if not issubclass(method, DatastoreMethod | TrainableMethod):
         raise UserError(f"'{folder}' holds a '{name}', which is not opened from a folder")
-    return method(datastore=folder) if issubclass(method, Stored) else method(checkpoint=folder)
+    return (
+        method(datastore=folder)
+        if issubclass(method, DatastoreMethod)
+        else method(checkpoint=folder)
+    )
 
 
 def is_language_model(folder: Path) -> bool:
@@ -258,7 +262,7 @@ def is_language_model(folder: Path) -> bool:
     return isinstance(architectures, list) and not known.isdisjoint(map(str, architectures))
 
 
-def fused(spec: str) -> list[str]:
+def split_fused_spec(spec: str) -> list[str]:
     """Split a spec at each `+` into the specs of its drafters.
 
     A `+` in a path that exists does not split.

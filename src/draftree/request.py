@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 from typing_extensions import override
 
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.metrics import Step
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import top_k
@@ -20,7 +20,7 @@ from draftree.sampling.params import GREEDY, Sampling
 from draftree.target.target import Target
 from draftree.tree import Ints, Tree
 from draftree.utils.token_ids import row_of_ids
-from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, several
+from draftree.utils.validated_dataclass import Knobs, Rule, is_list_of, knob, optional
 
 Origin = Literal["prefill", "drafted", "forced", "bonus"]
 """The origin of a token.
@@ -39,7 +39,7 @@ Criterion = Callable[[Tensor, Any], Any]
 
 It returns a bool or a tensor [1]. The StoppingCriteria of transformers are such functions.
 """
-CALLABLES: Rule = "a tuple of what can be called", lambda v: several(v, callable)
+CALLABLES: Rule = "a tuple of what can be called", lambda v: is_list_of(v, callable)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ class Request(Knobs):
             if (
                 ids := row_of_ids([*value] if name == "eos" and isinstance(value, Set) else value)
             ) is None:
-                raise UserError(f"{name} is {shown(value)}, allowed are token ids in one row")
+                raise UserError(
+                    f"{name} is {format_value(value)}, allowed are token ids in one row"
+                )
             object.__setattr__(self, name, kind(ids))
         super().__post_init__()
 
@@ -110,7 +112,7 @@ def all_greedy(requests: Sequence[Request]) -> bool:
     return all(request.sampling.greedy for request in requests)
 
 
-def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Request]:
+def override_sampling(requests: Sequence[Request], sampling: Sampling | None) -> list[Request]:
     """Return the requests, with their sampling settings replaced if `sampling` is given.
 
     Raises:
@@ -182,9 +184,9 @@ class Emitted:
 def check(requests: Sequence[Request], target: Target) -> None:
     """Raise a `UserError` if one of the requests cannot be served."""
     context, vocab = target.decoder.context, target.decoder.vocab
-    if not several(requests, lambda r: isinstance(r, Request)):
+    if not is_list_of(requests, lambda r: isinstance(r, Request)):
         raise UserError(
-            f"the requests are {shown(requests)}, allowed is a list of Request; texts are for `complete`"
+            f"the requests are {format_value(requests)}, allowed is a list of Request; texts are for `complete`"
         )
     if not requests:
         raise UserError("no prompt was given, at least one is needed")

@@ -53,7 +53,7 @@ class Draw(Enum):
         return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
 
-def absent(log_q: Tensor) -> Tensor:
+def mask_nan(log_q: Tensor) -> Tensor:
     """Return log q [F, V] with NaN replaced by −∞, so that such tokens count as missing."""
     return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
@@ -162,7 +162,7 @@ class Candidates:
         if self.logs is None or self.log_sums is None:
             return self.logs
         whole = self.logs.float() - torch.from_numpy(self.log_sums)[:, None]
-        return absent(whole) if np.isnan(self.log_sums).any() else whole
+        return mask_nan(whole) if np.isnan(self.log_sums).any() else whole
 
     def log_of(self, tokens: Ints) -> Floats:
         """Return log q [F, K] of the given tokens [F, K]; `logs` must be present."""
@@ -171,7 +171,7 @@ class Candidates:
         index = torch.from_numpy(np.maximum(at, 0)).to(self.logs.device)
         found = self.logs.gather(-1, index).cpu()
         if self.log_sums is not None:
-            found = absent(found.float() - torch.from_numpy(self.log_sums)[:, None])
+            found = mask_nan(found.float() - torch.from_numpy(self.log_sums)[:, None])
         return np.where(at < 0, -np.inf, found.double().numpy())
 
     @property

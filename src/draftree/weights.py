@@ -35,10 +35,10 @@ def demo_folder(name: str = "target") -> Path:
     """
     folder = weights_folder("demo")
     if folder is None:
-        raise UserError(missing("demo"))
+        raise UserError(missing_weights_message("demo"))
     return folder / name
 
 
-def missing(target: str) -> str:
+def missing_weights_message(target: str) -> str:
     """Return the message for a target whose weights are not installed."""
     return f"the trained weights for '{target}' are not installed: {INSTALL}"

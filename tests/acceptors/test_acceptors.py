@@ -25,7 +25,7 @@ from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.pld import PLD
-from draftree.drafters.retrieval.text_drafter import cut, extended
+from draftree.drafters.retrieval.text_drafter import extend_texts, truncate_texts
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -38,7 +38,7 @@ from draftree.policies.vct import VCT
 from draftree.registry import check_exact
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.sampling.keyed_noise import Keyed, RandomSource
 from draftree.sampling.params import Sampling
 from draftree.target.target import HiddenStates
@@ -352,7 +352,7 @@ def test_coupled_drafts_are_accepted_as_often_as_the_coupling_promises(seed: int
         tree = append(
             Tree.from_roots(rows, zero),
             rows,
-            drawn(drafted.log().expand(n, -1), 1, drawing, rows, zero),
+            draw_candidates(drafted.log().expand(n, -1), 1, drawing, rows, zero),
         )
         verdict = Match().accept(tree, Distributions(p.log().expand(2 * n, -1)), keyed)
         rate = np.mean([path.size for path in verdict.paths])
@@ -570,10 +570,10 @@ class Remembering(Drafter[Memory]):
     def commit(
         self, state: Memory, tree: Tree, verdict: AcceptResult, taps: HiddenStates
     ) -> Memory:
-        return replace(state, texts=extended(state.texts, tree, verdict))
+        return replace(state, texts=extend_texts(state.texts, tree, verdict))
 
     def truncate(self, state: Memory, lengths: Ints, rows: Ints | None = None) -> Memory:
-        return Memory(state.texts[0], cut(state.texts, lengths, rows))
+        return Memory(state.texts[0], truncate_texts(state.texts, lengths, rows))
 
     def carry(self, state: Memory) -> Memory:
         return Memory(state.texts[0], ())

@@ -32,7 +32,7 @@ from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
@@ -170,7 +170,7 @@ def step(
         nonlocal place
         place = placed(known, tree, place)
         log_q = known.q[place[frontier]].log()
-        return drawn(
+        return draw_candidates(
             log_q, k, Drawing(acceptor.draw, noise=noise), tree.row[frontier], tree.depth[frontier]
         )
 
@@ -261,7 +261,7 @@ def test_mistakes_in_block_verification_are_noticed(
             1.0, ratio(here, proposal(tree, chain[i], len(here)), int(tree.tokens[chain[i]]))
         )
 
-    monkeypatch.setattr(block, "_kept", of_one_token)
+    monkeypatch.setattr(block, "_prefix_acceptance", of_one_token)
     assert frequencies(known, Chain(3), Block(), FEW).p_value < LEVEL
 
 

@@ -433,7 +433,7 @@ def test_what_the_hub_would_have_is_refused_before_a_model_is_loaded(
 ) -> None:
     from draftree.target import hub, target
 
-    monkeypatch.setattr(hub, "reachable", lambda: False)
+    monkeypatch.setattr(hub, "is_hub_reachable", lambda: False)
     monkeypatch.setattr(target.Target, "load", lambda *_, **__: pytest.fail("a model is loaded"))
     status, out, err = draftree("generate", "-p", "hi", *OFFLINE[name])
     assert (status, out, err.count("\n")) == (2, "", 1)

@@ -8,20 +8,20 @@ from contextlib import nullcontext
 import pytest
 
 from draftree.utils import progress
-from draftree.utils.progress import announced, shown
+from draftree.utils.progress import announce, mute_announcements
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.05)
 
 
 def test_long_work_is_announced_once_and_short_work_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with announced("short work"):
+    with announce("short work"):
         pass
-    with announced("long work"), announced("a part of it"):
+    with announce("long work"), announce("a part of it"):
         time.sleep(0.3)
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
         (logging.WARNING, "long work takes a while")
@@ -32,7 +32,7 @@ def test_long_work_is_announced_once_and_short_work_is_not(
 def test_the_command_line_shows_its_own_progress(
     caplog: pytest.LogCaptureFixture, quiet: bool
 ) -> None:
-    with shown() if quiet else nullcontext(), announced("long work"):
+    with mute_announcements() if quiet else nullcontext(), announce("long work"):
         time.sleep(0.3)
     assert len(caplog.records) == (not quiet)
 
@@ -44,13 +44,13 @@ def test_a_terminal_sees_a_spinner(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    with announced("long work", own_bar):
+    with announce("long work", own_bar):
         time.sleep(0.3)
     assert ("long work …" in capfd.readouterr().err) != own_bar
 
 
 def test_an_error_ends_the_wait(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match="broken"), announced("long work"):
+    with pytest.raises(ValueError, match="broken"), announce("long work"):
         raise ValueError("broken")
     time.sleep(0.15)
     assert not caplog.records

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from draftree.doctor.export_check import examine
 from draftree.errors import UserError
-from draftree.target.names import HUB, public_name
+from draftree.target.names import SMOLLM2_HUB_ID, public_name
 from draftree.training.export import drafter_folder, export
 
 
@@ -60,7 +60,7 @@ def test_the_target_is_named_for_others(tmp_path: Path) -> None:
     """By its hub id: no other program knows `smollm2`."""
     out = tmp_path / "out"
     export("smollm2/eagle3", "eagle", out)
-    assert public_name("smollm2") == HUB
+    assert public_name("smollm2") == SMOLLM2_HUB_ID
     assert public_name("demo") == "demo"
     assert drafter_folder("smollm2/eagle3") == drafter_folder("eagle3", "smollm2")
 
@@ -68,10 +68,10 @@ def test_the_target_is_named_for_others(tmp_path: Path) -> None:
 def test_a_target_that_nobody_finds_is_remarked(folder: Path) -> None:
     assert "neither a hub id nor a folder" in examine(folder).remarks[0]
     config = json.loads((folder / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = HUB
+    config["speculators_config"]["verifier"]["name_or_path"] = SMOLLM2_HUB_ID
     (folder / "config.json").write_text(json.dumps(config))
     assert examine(folder).remarks == ()
-    assert examine(folder).verifier == HUB
+    assert examine(folder).verifier == SMOLLM2_HUB_ID
 
 
 def test_what_is_no_export_is_refused(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
 from draftree.doctor import forward_parity
 from draftree.drafters.neural.block_drafter import ParallelDrafter
-from draftree.drafters.neural.block_loss import anchored
+from draftree.drafters.neural.block_loss import draw_anchors
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.formats import block_drafters
-from draftree.formats.block_drafters import Sight, speculated
+from draftree.formats.block_drafters import Sight, to_speculators
 from draftree.formats.checkpoint import Checkpoint
 from draftree.policies.beam import Beam
 from draftree.registry import build, method_of, part
@@ -288,7 +288,10 @@ def test_the_gated_head_over_again() -> None:
 def by_hand(drafter: ParallelDrafter, batch: Any, kind: str) -> float:
     """The loss of one sample, slot by slot: the sum of weighted losses over the sum of weights, times learnt tokens."""
     knobs: Any = drafter.knobs
-    places, after = anchored(batch, drafter.ahead, knobs.anchors, knobs.gamma), after_all(batch)[0]
+    places, after = (
+        draw_anchors(batch, drafter.ahead, knobs.anchors, knobs.gamma),
+        after_all(batch)[0],
+    )
     logits, (states, before) = (
         drafter.blocks(batch, places.anchors)[0],
         drafter.along(batch, places.anchors),
@@ -333,7 +336,7 @@ def test_roots_are_learnt_tokens_with_a_learnt_one_behind_them() -> None:
     batch = forward_parity.batch_of(t, drafter, tokens_of(2, 20, 3))
     learn = torch.zeros_like(batch.learn)
     learn[0, 6:9], learn[0, 14:17], learn[1, 3:5] = True, True, True
-    places = anchored(replace(batch, learn=learn), 4, 10, 2.0)
+    places = draw_anchors(replace(batch, learn=learn), 4, 10, 2.0)
     assert sorted(places.anchors[0].tolist()) == [6, 7, 14, 15]
     assert places.valid[1].sum() == 1
     assert [int(v.sum()) for v in places.valid[0]] == [2, 1, 2, 1], (
@@ -550,9 +553,9 @@ def test_windows_are_exported_or_refused(sights: tuple[Sight, Sight], told: str)
     layout = replace(drafter_of("dflash", target("llama")).model.layout, sights=sights)
     if told:
         with pytest.raises(UserError, match=told):
-            speculated(layout, "dflash", {})
+            to_speculators(layout, "dflash", {})
         return
-    said = speculated(layout, "dflash", {})
+    said = to_speculators(layout, "dflash", {})
     assert said["sliding_window_non_causal"] is True
     assert block_drafters._layout(said, Checkpoint(said)).sights == sights
 

@@ -9,7 +9,7 @@ import torch
 
 from draftree.costs.curves import Costs
 from draftree.drafters.neural import candidate_head
-from draftree.drafters.neural.candidate_head import CandidateHead, decomposed, factors
+from draftree.drafters.neural.candidate_head import CandidateHead, decompose_head, factors
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.registry import build
@@ -44,7 +44,7 @@ def test_factors_are_those_of_the_singular_value_decomposition() -> None:
     centred = (rows - rows.mean(dim=0)).numpy().astype(np.float64)
     left, sizes, right = np.linalg.svd(centred, full_matrices=False)
     for rank in (1, 4, D):
-        down, up = decomposed(rows, rank)
+        down, up = decompose_head(rows, rank)
         best = (left[:, :rank] * sizes[:rank]) @ right[:rank]
         assert np.abs((up @ down).numpy() - best).max() < 1e-5
         assert torch.allclose(down @ down.T, torch.eye(rank), atol=1e-6)
@@ -81,8 +81,8 @@ def test_factors_are_computed_once_and_a_broken_file_is_made_again(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[int]()
-    counted = lambda rows, rank: calls.append(rank) or decomposed(rows, rank)
-    monkeypatch.setattr(candidate_head, "decomposed", counted)
+    counted = lambda rows, rank: calls.append(rank) or decompose_head(rows, rank)
+    monkeypatch.setattr(candidate_head, "decompose_head", counted)
     first = factors(rows_of(), 4)
     again = factors(rows_of(), 4)
     assert calls == [4]

@@ -19,7 +19,7 @@ from draftree.errors import DraftreeWarning, UserError
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
@@ -142,8 +142,8 @@ def test_what_is_drawn_does_not_depend_on_where_it_is_computed(draw: Draw) -> No
     noise = None if draw is Draw.POINT else Keyed(3, np.zeros(1, np.int64), np.full(1, 9))
     drawing = Drawing(draw, (Sampling(0.7, seed=3),) if noise else (), noise)
     narrow, wide = (
-        drawn(logits, 3, drawing, rows, depths, part),
-        drawn(part.whole(logits), 3, drawing, rows, depths),
+        draw_candidates(logits, 3, drawing, rows, depths, part),
+        draw_candidates(part.whole(logits), 3, drawing, rows, depths),
     )
     assert narrow.tokens.tolist() == wide.tokens.tolist()
     assert np.allclose(narrow.log_q, wide.log_q)

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.drafters import _fused
-from draftree.drafters._fused import Find, Fused, FusedDrafter, Fusing, HitRate, merged
+from draftree.drafters._fused import (
+    Fused,
+    FusedDrafter,
+    FusedState,
+    HitRate,
+    RetrievalHits,
+    merge_hits,
+)
 from draftree.drafters.base import Drafter
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD, PLDDrafter
@@ -117,11 +124,11 @@ class Probing(Given):
         )
 
 
-def begun(drafter: FusedDrafter, rows: int = 1, state: Fusing | None = None) -> Fusing:
+def begun(drafter: FusedDrafter, rows: int = 1, state: FusedState | None = None) -> FusedState:
     return drafter.start([np.array([1, 2])] * rows, np.full(rows, 3), TAPS, state)
 
 
-def asked(drafter: FusedDrafter, state: Fusing, k: int = 4) -> tuple[Candidates, Fusing]:
+def asked(drafter: FusedDrafter, state: FusedState, k: int = 4) -> tuple[Candidates, FusedState]:
     rows = len(state.trust)
     return drafter.expand(
         state, Tree.from_roots(np.arange(rows), np.full(rows, 3)), np.arange(rows), k, Drawing()
@@ -134,11 +141,11 @@ def find(
     guide: list[list[float]],
     part: int = 1,
     guided: bool = True,
-) -> Find:
+) -> RetrievalHits:
     values = np.array(value)
     numbers = np.arange(len(tokens))
     place, x = np.where(values > 0, -np.inf, np.nan), np.zeros((*values.shape, 4))
-    return Find(
+    return RetrievalHits(
         part, guided, numbers, np.array(tokens), place, np.array(guide, np.float64), x, values
     )
 
@@ -153,13 +160,13 @@ def logs(q: list[list[float]]) -> Floats:
 
 def test_finds_have_their_value_and_the_guides_others_share_the_rest() -> None:
     guide = Candidates(np.array([[4, 2, 7]]), logs([[0.5, 0.3, 0.1]]))
-    out = merged(guide, [find([[2, 9]], [[0.6, 0.2]], [[0.3, 0.05]])], 4)
+    out = merge_hits(guide, [find([[2, 9]], [[0.6, 0.2]], [[0.3, 0.05]])], 4)
     assert out.tokens.tolist() == [[2, 9, 4, 7]]
     left = (1 - 0.8) / (1 - 0.35)  # of the guide's 0.65 for other tokens
     assert np.exp(out.log_q) == pytest.approx(np.array([[0.6, 0.2, 0.5 * left, 0.1 * left]]))
     assert out.sources is not None
     assert out.sources.tolist() == [[2, 1, 0, 0]], "both, the second, the first"
-    assert merged(guide, [find([[2, 9]], [[0.6, 0.2]], [[0.3, 0.05]])], 2).tokens.tolist() == [
+    assert merge_hits(guide, [find([[2, 9]], [[0.6, 0.2]], [[0.3, 0.05]])], 2).tokens.tolist() == [
         [2, 9]
     ]
 
@@ -167,7 +174,7 @@ def test_finds_have_their_value_and_the_guides_others_share_the_rest() -> None:
 def test_where_nothing_was_found_the_guide_is_left_bit_for_bit() -> None:
     log_q = np.log(np.random.default_rng(0).dirichlet(np.ones(5), 2))[:, :3]
     guide = Candidates(np.array([[4, 2, 7], [1, 8, 3]]), -np.sort(-log_q))
-    out = merged(guide, [find([[9], [0]], [[0.5], [0.0]], [[0.01], [0.0]])], 3)
+    out = merge_hits(guide, [find([[9], [0]], [[0.5], [0.0]], [[0.01], [0.0]])], 3)
     assert out.tokens[0].tolist() == [9, 4, 2]
     assert out.tokens[1].tolist() == [1, 8, 3]
     assert (out.log_q[1] == guide.log_q[1]).all()
@@ -180,7 +187,7 @@ def test_of_several_finds_of_a_token_the_largest_value_counts() -> None:
         find([[5, 6]], [[0.4, 0.1]], [[0.0, 0.0]], 0, False),
         find([[6, 5]], [[0.3, 0.2]], [[0.0, 0.0]], 1, False),
     )
-    out = merged(None, [first, second], 4)
+    out = merge_hits(None, [first, second], 4)
     assert out.tokens.tolist() == [[5, 6]]
     assert np.exp(out.log_q) == pytest.approx(np.array([[0.4, 0.3]]))
     assert out.sources is not None
@@ -189,7 +196,7 @@ def test_of_several_finds_of_a_token_the_largest_value_counts() -> None:
 
 
 def test_ties_go_to_the_earlier_part_and_rank() -> None:
-    out = merged(
+    out = merge_hits(
         None,
         [
             find([[8, 3]], [[0.2, 0.2]], [[0, 0]], 0, False),
@@ -201,7 +208,7 @@ def test_ties_go_to_the_earlier_part_and_rank() -> None:
     guide = Candidates(
         np.array([[9]]), logs([[0.25]]), source=1
     )  # the second part is the guide; it keeps half of 1/4
-    out = merged(
+    out = merge_hits(
         guide, [find([[4]], [[0.5]], [[0.0]], 0), find([[6]], [[0.125 / 2]], [[0.0]], 2)], 3
     )
     assert out.tokens.tolist() == [[4, 9, 6]]
@@ -211,11 +218,11 @@ def test_ties_go_to_the_earlier_part_and_rank() -> None:
 
 def test_finds_that_promise_too_much_leave_something() -> None:
     guide = Candidates(np.array([[4]]), logs([[0.9]]))
-    out = merged(guide, [find([[5, 6]], [[0.9, 0.6]], [[0.05, 0.05]])], 3)
+    out = merge_hits(guide, [find([[5, 6]], [[0.9, 0.6]], [[0.05, 0.05]])], 3)
     assert out.tokens.tolist() == [[5, 6, 4]]
     assert np.exp(out.log_q) == pytest.approx(np.array([[0.6, 0.4, 0.001]]) * [0.999, 0.999, 1])
     assert np.exp(
-        merged(None, [find([[5]], [[1.0]], [[0.0]], 0, False)], 3).log_q
+        merge_hits(None, [find([[5]], [[1.0]], [[0.0]], 0, False)], 3).log_q
     ) == pytest.approx(0.999)
 
 
@@ -241,7 +248,7 @@ def test_siblings_are_distinct_and_sum_to_one_at_most(seed: int, k: int) -> None
         )
     if not any((f.value > 0).any() for f in finds):
         return
-    out = merged(guide, finds, k)
+    out = merge_hits(guide, finds, k)
     for i in range(3):
         there = out.log_q[i] > -np.inf
         assert len(set(out.tokens[i, there])) == there.sum() == np.isfinite(out.log_q[i]).sum()
@@ -441,11 +448,11 @@ def test_finds_after_kept_nodes_are_learnt_from_and_no_others() -> None:
     assert (trust.beside.weights == want.weights).all()
     assert (trust.beside.information == want.information).all()
     assert trust.recent == pytest.approx(0.5 * 0.8 * 0.8 + 0.2)
-    assert trust.alone.weights.tolist() == list(_fused.ALONE)
-    assert after.trust[0][0].beside.weights.tolist() == list(_fused.BESIDE), (
+    assert trust.alone.weights.tolist() == list(_fused.UNGUIDED_WEIGHTS)
+    assert after.trust[0][0].beside.weights.tolist() == list(_fused.GUIDED_WEIGHTS), (
         "the guide is never judged"
     )
-    assert before.trust[0][1].beside.weights.tolist() == list(_fused.BESIDE), (
+    assert before.trust[0][1].beside.weights.tolist() == list(_fused.GUIDED_WEIGHTS), (
         "the earlier state is as it was"
     )
     assert not after.finds
@@ -506,7 +513,7 @@ def test_what_was_learnt_is_carried_on_and_rows_are_put_together() -> None:
     again = begun(drafter, 3, carried)
     assert len(again.trust) == 3
     assert all((row[1].beside.weights == together.weights).all() for row in again.trust)
-    assert {row[1].recent for row in again.trust} == {_fused.NEUTRAL}, "another text"
+    assert {row[1].recent for row in again.trust} == {_fused.INITIAL_HIT_MEAN}, "another text"
     assert again.parts[0] == (3, 3, 3, -1, 3, 3, 3)
     shorter = drafter.truncate(state, np.array([1, 1]))
     assert shorter.parts == ((3,), (3,))

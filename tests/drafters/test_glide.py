@@ -228,7 +228,7 @@ def test_the_comparison_sees_a_waiting_token_that_sees_too_much(
 ) -> None:
     """As if an accepted node that was not fed in its step belonged to the next one."""
     monkeypatch.setattr(
-        glide.Glimpsing, "seen", lambda s, at: np.broadcast_to(s.roots[:, None], at.shape).copy()
+        glide.GLIDEState, "seen", lambda s, at: np.broadcast_to(s.roots[:, None], at.shape).copy()
     )
     assert (
         walk(target("llama"), drafter_of(target("llama"), layers=2, block=3), [7], 5, seed=2) > 1e-3

@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
-from draftree.drafters.neural.block_drafter import Blocks, ParallelDrafter
+from draftree.drafters.neural.block_drafter import BlockState, ParallelDrafter
 from draftree.engine import Engine
 from draftree.policies.accumlogp import AccumLogP
 from draftree.policies.base import Policy
@@ -25,7 +25,7 @@ from draftree.policies.ddtree import DDTree
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.sampling.keyed_noise import RandomSource
 from draftree.target.target import Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
@@ -83,7 +83,7 @@ def parts(name: str, dtype: torch.dtype = torch.float32) -> tuple[Target, Parall
 
 def begun(
     name: str, run: dict[str, Any], step: dict[str, Any], dtype: torch.dtype = torch.float32
-) -> tuple[Blocks, Tree]:
+) -> tuple[BlockState, Tree]:
     """The drafter's state before a step, and its bare root."""
     target, drafter = parts(name, dtype)
     text, root = np.array(run["output"][: step["base_len"]]), np.array(step["tokens"][:1])
@@ -270,7 +270,7 @@ def built(policy: Policy, logits: Tensor, root: int) -> Tree:
     def expand(tree: Tree, frontier: Ints, k: int) -> Candidates:
         depths = tree.depth[frontier]
         at = torch.from_numpy(np.minimum(depths, len(logits) - 1))
-        found = drawn(logits[at], k, Drawing(), tree.row[frontier], depths)
+        found = draw_candidates(logits[at], k, Drawing(), tree.row[frontier], depths)
         there = np.where((depths < len(logits))[:, None], found.log_q, -np.inf)
         return Candidates(found.tokens, there)
 

@@ -15,15 +15,15 @@ from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import (
-    Guesses,
     Lookahead,
     LookaheadDrafter,
-    Lookaheads,
-    advanced,
-    filled,
-    grams,
+    LookaheadSequence,
+    LookaheadState,
+    add_to_pool,
+    advance_window,
     places,
-    sees,
+    window_ngrams,
+    window_visibility,
 )
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -53,7 +53,7 @@ def lists(window: Sequence[Ints]) -> list[list[int]]:
     return [level.tolist() for level in window]
 
 
-def begun(knobs: Lookahead, *texts: Sequence[int]) -> Lookaheads:
+def begun(knobs: Lookahead, *texts: Sequence[int]) -> LookaheadState:
     """The state after texts whose last tokens are the roots."""
     return LookaheadDrafter(knobs).start(
         [ids(*t[:-1]) for t in texts], ids(*(t[-1] for t in texts)), TAPS
@@ -62,9 +62,9 @@ def begun(knobs: Lookahead, *texts: Sequence[int]) -> Lookaheads:
 
 def row_of(
     pool: dict[int, Any], knobs: Lookahead, text: Sequence[int] = (9,), **known: Any
-) -> Guesses:
+) -> LookaheadSequence:
     none = (0,) * (knobs.ngram - 1)
-    return Guesses(
+    return LookaheadSequence(
         ids(*text),
         pool,
         known.pop("window", ()),
@@ -74,7 +74,7 @@ def row_of(
 
 
 def drafted(
-    drafter: LookaheadDrafter, state: Lookaheads, root: int, policy: Policy = Trie()
+    drafter: LookaheadDrafter, state: LookaheadState, root: int, policy: Policy = Trie()
 ) -> tuple[Tree, list[list[int]]]:
     """The tree of one row, and the tokens of its paths."""
     expand = lambda tree, frontier, k: drafter.expand(state, tree, frontier, k, Drawing())[0]
@@ -92,12 +92,12 @@ def said(tokens: Sequence[int], vocab: int = 50) -> HiddenStates:
 
 def committed(
     drafter: LookaheadDrafter,
-    state: Lookaheads,
+    state: LookaheadState,
     taps: HiddenStates,
     chain: Sequence[int],
     bonus: int,
     row: int = 0,
-) -> Lookaheads:
+) -> LookaheadState:
     """After a step in which a root and a chain behind it were all accepted."""
     tree = Tree.from_roots(ids(row), ids(chain[0]))
     for i, token in enumerate(chain[1:]):
@@ -118,7 +118,7 @@ def test_places_and_mask_of_two_levels_by_hand() -> None:
         (1, 1),
         (1, 2),
     ]
-    assert sees(level, column).astype(int).tolist() == [
+    assert window_visibility(level, column).astype(int).tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
         [0, 0, 1, 0, 0],  # column 0 of level 0 is the root, which all see anyway
@@ -222,7 +222,7 @@ def test_while_nothing_is_accepted_every_guess_keeps_its_place_in_the_text() -> 
             zip((root + sum(level)).tolist(), np.concatenate(window).tolist(), strict=True)
         )
         new = rng.integers(0, 9, len(window[-1]))
-        window = advanced(window, new, full)
+        window = advance_window(window, new, full)
         level = places(tuple(map(len, window)))
         moved = list(
             zip((root + 1 + sum(level)).tolist(), np.concatenate(window).tolist(), strict=True)
@@ -259,12 +259,12 @@ def test_the_window_takes_the_likeliest_token_of_its_own_row() -> None:
 
 
 def test_the_pool_forgets_the_least_recently_met() -> None:
-    pool = filled({}, [(1, (2, 3)), (1, (4, 5)), (2, (3, 3))], 2)
+    pool = add_to_pool({}, [(1, (2, 3)), (1, (4, 5)), (2, (3, 3))], 2)
     assert pool == {1: ((2, 3), (4, 5)), 2: ((3, 3),)}
-    again = filled(pool, [(1, (2, 3))], 2)
+    again = add_to_pool(pool, [(1, (2, 3))], 2)
     assert again[1] == ((4, 5), (2, 3)), "met again, it is the most recent, and not there twice"
-    assert filled(again, [(1, (6, 7))], 2)[1] == ((2, 3), (6, 7)), "(4, 5) was met longest ago"
-    assert filled(pool, [(1, (6, 7)), (1, (8, 9)), (1, (6, 7))], 2)[1] == ((8, 9), (6, 7))
+    assert add_to_pool(again, [(1, (6, 7))], 2)[1] == ((2, 3), (6, 7)), "(4, 5) was met longest ago"
+    assert add_to_pool(pool, [(1, (6, 7)), (1, (8, 9)), (1, (6, 7))], 2)[1] == ((8, 9), (6, 7))
     assert pool == {1: ((2, 3), (4, 5)), 2: ((3, 3),)}, "the earlier pool is as it was"
 
 
@@ -277,7 +277,7 @@ def test_the_pool_forgets_the_least_recently_met() -> None:
 def test_the_pool_holds_the_last_different_ones(
     met: list[tuple[int, tuple[int, int]]], cap: int
 ) -> None:
-    pool = filled(filled({}, met[:10], cap), met[10:], cap)
+    pool = add_to_pool(add_to_pool({}, met[:10], cap), met[10:], cap)
     for first in range(3):
         latest = list(dict.fromkeys(rest for token, rest in reversed(met) if token == first))
         assert list(pool.get(first, ())) == latest[:cap][::-1]
@@ -285,7 +285,7 @@ def test_the_pool_holds_the_last_different_ones(
 
 def test_the_grams_of_a_window() -> None:
     window = (ids(1), ids(2, 3), ids(4, 5))
-    assert grams(window, 9, ids(6, 7)) == [(9, (2, 4, 6)), (1, (3, 5, 7))]
+    assert window_ngrams(window, 9, ids(6, 7)) == [(9, (2, 4, 6)), (1, (3, 5, 7))]
 
 
 def test_the_grams_of_prompt_and_output_are_found() -> None:
@@ -355,7 +355,7 @@ def test_guesses_are_a_trie_and_q_is_share_times_how_often_they_were_right() -> 
         1: ((2, 3, 4), (5, 6, 7), (2, 3, 8))
     }  # the last one counts 1, the one before 1/2, the first 1/3
     row = row_of(pool, SMALL, tried=(2, 0, 0), right=(2, 0, 0))
-    drafter, state = LookaheadDrafter(SMALL), Lookaheads((row,), ids(0))
+    drafter, state = LookaheadDrafter(SMALL), LookaheadState((row,), ids(0))
     tree, paths = drafted(drafter, state, 1)
     q = {tuple(path): float(np.exp(tree.log_q[i + 1])) for i, path in enumerate(paths)}
     first, later = (2 + 1) / (2 + 2), 1 / 2  # two times right of two; nothing known: one half
@@ -373,7 +373,7 @@ def test_guesses_are_a_trie_and_q_is_share_times_how_often_they_were_right() -> 
 
 def test_how_often_guesses_were_right_is_counted_by_depth() -> None:
     drafter, pool = LookaheadDrafter(SMALL), {1: ((2, 3, 4), (2, 5, 6))}
-    state = Lookaheads((row_of(pool, SMALL),), ids(0))
+    state = LookaheadState((row_of(pool, SMALL),), ids(0))
     for chain, bonus, tried, right in (
         ([1], 9, (1, 0, 0), (0, 0, 0)),  # 2 was guessed, 9 came
         ([1, 2], 5, (1, 1, 0), (1, 1, 0)),  # 5 is among the guesses, whether it was drafted or not
@@ -392,20 +392,20 @@ def test_how_often_guesses_were_right_is_counted_by_depth() -> None:
 
 def test_drafts_end_with_the_guess_unless_they_are_to_be_chained() -> None:
     pool = {1: ((2, 3, 4),), 4: ((5, 6, 7),), 3: ((8, 8, 8),)}
-    drafter, state = LookaheadDrafter(SMALL), Lookaheads((row_of(pool, SMALL),), ids(0))
+    drafter, state = LookaheadDrafter(SMALL), LookaheadState((row_of(pool, SMALL),), ids(0))
     assert drafted(drafter, state, 1, Chain(9))[1][-1] == [2, 3, 4], "all N − 1 tokens, and no more"
     knobs = Lookahead(ngram=4, chain=True)
     chained = LookaheadDrafter(knobs)
     assert drafted(chained, state, 1, Chain(9))[1][-1] == [2, 3, 4, 5, 6, 7]
     after = committed(
-        chained, Lookaheads((row_of(pool, knobs),), ids(0)), TAPS, [1, 2, 3, 4, 5], 9
+        chained, LookaheadState((row_of(pool, knobs),), ids(0)), TAPS, [1, 2, 3, 4, 5], 9
     ).rows[0]
     assert (after.tried, after.right) == ((2, 2, 1), (2, 1, 1))
 
 
 def test_nodes_of_other_drafters_are_no_obstacle() -> None:
     drafter = LookaheadDrafter(SMALL)
-    state = Lookaheads(
+    state = LookaheadState(
         (row_of({1: ((2, 3, 4),)}, SMALL), row_of({1: ((5, 6, 7),)}, SMALL)), ids(0, 1)
     )
     tree = Tree.from_roots(ids(0, 1), ids(1, 1))

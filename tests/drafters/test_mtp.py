@@ -15,7 +15,14 @@ from transformers.modeling_layers import MtpModel
 
 from draftree.acceptors.greedy import Greedy
 from draftree.doctor import forward_parity
-from draftree.drafters.mtp import MTP, WAYS, MTPNet, beside, fused, split
+from draftree.drafters.mtp import (
+    INPUT_VARIANTS,
+    MTP,
+    MTPNet,
+    names_in_qwen3_next,
+    stack_experts,
+    unstack_experts,
+)
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
@@ -185,7 +192,7 @@ def test_published_layers_are_transformers_own(names: str, count: int, tmp_path:
         for theirs, ours in PUBLISHED[names].items():
             name = name.replace(theirs, ours) if theirs in name else name
         published[name] = tensor.clone()
-    stored = load_file(tmp_path / "model.safetensors") | split(published)
+    stored = load_file(tmp_path / "model.safetensors") | unstack_experts(published)
     save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
     target = Target.load(str(tmp_path), torch.float32)
     drafter: Any = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=normed").open(
@@ -244,12 +251,12 @@ def test_experts_are_stacked_and_taken_apart() -> None:
         for e in range(11)
         for p in ("gate", "up", "down")
     }
-    stacked = fused(tensors | {"l.mlp.gate.weight": torch.ones(2)})
+    stacked = stack_experts(tensors | {"l.mlp.gate.weight": torch.ones(2)})
     assert stacked["l.mlp.experts.gate_up_proj"].shape == (11, 6, 5)
     assert torch.equal(
         stacked["l.mlp.experts.gate_up_proj"][10, 3:], tensors["l.mlp.experts.10.up_proj.weight"]
     )
-    again = split(stacked)
+    again = unstack_experts(stacked)
     assert again.keys() == tensors.keys() | {"l.mlp.gate.weight"}
     assert all(torch.equal(again[k], v) for k, v in tensors.items())
 
@@ -291,7 +298,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lively.model.norm.weight.normal_(std=0.5)  # a norm of a norm is the norm, unless they scale
     model.save_pretrained(folder)
     target = Target(Decoder(model), "qwen")
-    net: Any = MTPNet(target, names=[beside()])
+    net: Any = MTPNet(target, names=[names_in_qwen3_next()])
     tensors = load_file(folder / "model.safetensors")
     tensors |= {net.name(k): v + 0.3 * torch.randn_like(v) for k, v in net.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -395,14 +402,14 @@ def silent(tensors: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("first", "fed", "dtype"),
-    [(*way, torch.float32) for way in WAYS] + [("raw", "normed", torch.bfloat16)],
+    [(*way, torch.float32) for way in INPUT_VARIANTS] + [("raw", "normed", torch.bfloat16)],
 )
 def test_the_way_is_found_in_which_a_published_head_predicts(
     circle: Path, tmp_path: Path, first: str, fed: str, dtype: torch.dtype
 ) -> None:
     """A head goes wrong where the mark of what it reads, or of what it is fed on, has another sign than it was made for."""
     target = Target.load(str(circle), dtype)
-    net: Any = MTPNet(target, names=[beside()])
+    net: Any = MTPNet(target, names=[names_in_qwen3_next()])
     tensors = {net.name(k): v.clone() for k, v in net.state_dict().items()}
     silent(tensors)
     read = 1.0 if first == "raw" else -1.0
@@ -442,7 +449,7 @@ def test_each_depth_asks_its_own_layer(
 ) -> None:
     """Of two planted layers the first marks what it makes and says junk of what is marked, the second of what is not."""
     target, seen = Target.load(str(circle), torch.float32), ONE + 1
-    net: Any = MTPNet(target, names=[beside(0), beside(1)])
+    net: Any = MTPNet(target, names=[names_in_qwen3_next(0), names_in_qwen3_next(1)])
     tensors = {net.name(k): v.clone() for k, v in net.state_dict().items()}
     silent(tensors)
     tensors |= {

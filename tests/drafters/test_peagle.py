@@ -16,7 +16,7 @@ from drafting import after_all, prefix_difference
 from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
 from draftree.doctor import forward_parity
-from draftree.drafters.peagle import PEAGLE, PEAGLEDrafter, chosen
+from draftree.drafters.peagle import PEAGLE, PEAGLEDrafter, draw_slots
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.beam import Beam
@@ -98,7 +98,7 @@ def test_the_objective_entry_by_entry() -> None:
     batch = forward_parity.batch_of(t, drafter, tokens_of(1, 13, 3))
     with torch.no_grad():
         batch = replace(batch, generators=(torch.Generator().manual_seed(1),))
-        chains, depths, valid = chosen(batch, 4, 0.7, 0.2)
+        chains, depths, valid = draw_slots(batch, 4, 0.7, 0.2)
         after, losses = after_all(batch)[0].log_softmax(-1), []
         entries = list(zip(chains[0].tolist(), depths[0].tolist(), strict=True))
         places = [(a, 0) for a in range(11)] + [
@@ -116,7 +116,7 @@ def test_the_objective_entry_by_entry() -> None:
 def test_deeper_slots_are_learnt_behind_fewer_pairs() -> None:
     t = target("llama")
     batch = forward_parity.batch_of(t, drafter_of(t), tokens_of(2, 40, 3))
-    chains, depths, valid = chosen(batch, 6, 0.5, 0.1)
+    chains, depths, valid = draw_slots(batch, 6, 0.5, 0.1)
     for row in range(2):
         by_depth = [set(chains[row][valid[row] & (depths[row] == d)].tolist()) for d in range(1, 6)]
         assert all(a >= b for a, b in itertools.pairwise(by_depth))

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
-from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
+from draftree.drafters.rest import REST, RESTDrafter, RESTState, index_documents, read_official
 from draftree.drafters.retrieval.suffix_array import (
     SEPARATOR,
     PrefixTree,
+    build_trie,
     continuations,
-    grow,
     joined,
     search,
     suffix_array,
@@ -45,7 +45,9 @@ contexts = st.lists(tokens, min_size=1, max_size=20)
 
 
 def drafter(documents: list[Document], knobs: REST = REST(), vocab: int = 4) -> RESTDrafter:
-    return RESTDrafter(knobs, (indexed([np.array(d, np.uint32) for d in documents], vocab),), vocab)
+    return RESTDrafter(
+        knobs, (index_documents([np.array(d, np.uint32) for d in documents], vocab),), vocab
+    )
 
 
 def paths(trie: PrefixTree) -> dict[tuple[int, ...], float]:
@@ -97,7 +99,7 @@ def test_the_search_finds_what_a_plain_one_finds(
     documents: list[Document], context: Document, longest: int, few: int
 ) -> None:
     knobs = REST(longest=max(longest, few), shortest=few, continuation=5)
-    corpus = indexed([np.array(d) for d in documents], 4)
+    corpus = index_documents([np.array(d) for d in documents], 4)
     n, low, high = search(
         corpus.tokens, corpus.suffixes, np.array(context), knobs.longest, knobs.shortest
     )
@@ -131,7 +133,7 @@ def test_the_trie_keeps_the_most_frequent_nodes(
 
 
 def test_siblings_stand_in_the_order_of_their_frequency() -> None:
-    trie = grow(np.array([[0, 1], [1, 0], [1, 2], [1, 2], [2, -1], [2, -1]]), 10)
+    trie = build_trie(np.array([[0, 1], [1, 0], [1, 2], [1, 2], [2, -1], [2, -1]]), 10)
     assert trie.tokens.tolist() == [-1, 1, 2, 0, 2, 0, 1]
     assert np.exp(trie.log_q).tolist() == pytest.approx([1, 3 / 6, 2 / 6, 1 / 6, 2 / 3, 1 / 3, 1])
     assert (trie.first[0], trie.children.tolist()) == (1, [3, 2, 0, 1, 0, 0, 0])
@@ -139,7 +141,7 @@ def test_siblings_stand_in_the_order_of_their_frequency() -> None:
 
 def test_of_many_matches_those_are_taken_that_lie_evenly_among_all() -> None:
     documents = [[0, 1, token] for token in range(2, 100) for _ in range(10)]
-    corpus = indexed([np.array(d) for d in documents], 100)
+    corpus = index_documents([np.array(d) for d in documents], 100)
     n, low, high = search(corpus.tokens, corpus.suffixes, np.array([0, 1]), 16, 2)
     assert (n, high - low) == (2, 980)
     assert continuations(corpus.tokens, corpus.suffixes, low, high, 2, 1, 98)[
@@ -393,7 +395,7 @@ def test_another_file_is_refused(tmp_path: Path, case: str) -> None:
 def test_the_example_finds_something() -> None:
     model = REST().example(TARGET)
     candidates, _ = model.expand(
-        Retrieval((np.array([1]),)),
+        RESTState((np.array([1]),)),
         Tree.from_roots(np.array([0]), np.array([2])),
         np.arange(1),
         9,

@@ -13,9 +13,9 @@ from draftree.drafters.retrieval.suffix_tree import (
     END,
     Limits,
     Outputs,
-    by_context,
-    in_memory,
-    in_text,
+    match_in_memory,
+    match_in_text,
+    sort_by_context,
 )
 from draftree.drafters.suffix import Suffix, SuffixDrafter, SuffixState
 from draftree.engine import Engine
@@ -254,8 +254,8 @@ def test_the_places_of_every_pattern_are_found(
         memory = memory.remember([ints(document)], longest, 400)
     limits, whole = Limits(longest, 8, 4.0, 0.1, 1000), np.array(text, np.int32)
     sources = (
-        (text, in_text(whole, len(text), limits)),
-        (memory.tokens.tolist(), in_memory(memory, whole, len(text), limits)),
+        (text, match_in_text(whole, len(text), limits)),
+        (memory.tokens.tolist(), match_in_memory(memory, whole, len(text), limits)),
     )
     for source, (places, lengths) in sources:
         assert (np.diff(lengths) <= 0).all()
@@ -271,7 +271,7 @@ def test_the_places_of_every_pattern_are_found(
 @given(st.lists(st.integers(-1, 2), min_size=1, max_size=30), st.integers(1, 8))
 @example([1, 0, 0, 0, 0, 0], 3)
 def test_the_order_is_that_of_the_texts_read_backwards(tokens: list[int], longest: int) -> None:
-    order = by_context(np.array([*tokens, END], np.int32), longest)
+    order = sort_by_context(np.array([*tokens, END], np.int32), longest)
     reach = 2 ** math.ceil(math.log2(longest))
     contexts = [([*tokens[: i + 1]][::-1][:reach], i) for i in order.tolist()]
     assert contexts == sorted(contexts)
@@ -291,11 +291,11 @@ def test_of_too_many_places_those_with_the_longest_match_count() -> None:
     (q,) = asked(drafter, reading(drafter, [text[:-1]]), from_roots(text), [0])
     assert q == {1: 1.0}, "the pattern of two"
     limits = Limits(2, 1, 1.0, 0.0, 4)
-    places, lengths = in_text(np.array(text, np.int32), len(text), limits)
+    places, lengths = match_in_text(np.array(text, np.int32), len(text), limits)
     assert places.tolist() == [7, 4, 1, 47]
     assert lengths.tolist() == [2, 2, 2, 1]
     memory = Outputs.empty().remember([ints([*text, 0])], 2, 1000)
-    assert in_memory(memory, np.array(text, np.int32), len(text), limits)[1].tolist() == [
+    assert match_in_memory(memory, np.array(text, np.int32), len(text), limits)[1].tolist() == [
         2,
         2,
         2,
@@ -311,8 +311,8 @@ def test_of_many_blocks_the_longest_matches_are_taken(
     memory, whole = Outputs.empty(), np.array(text, np.int32)
     for document in documents:
         memory = memory.remember([ints(document)], 6, 160)  # blocks of 20 tokens at most
-    every = in_memory(memory, whole, len(text), Limits(6, 8, 4.0, 0.1, 1000))
-    places, lengths = in_memory(memory, whole, len(text), Limits(6, 8, 4.0, 0.1, most))
+    every = match_in_memory(memory, whole, len(text), Limits(6, 8, 4.0, 0.1, 1000))
+    places, lengths = match_in_memory(memory, whole, len(text), Limits(6, 8, 4.0, 0.1, most))
     assert lengths.tolist() == every[1][:most].tolist()
     assert set(zip(places, lengths, strict=True)) <= set(zip(*every, strict=True))
 
@@ -550,7 +550,7 @@ def test_the_memory_is_bounded_and_forgets_the_oldest(
         for b in range(len(blocks) - 1):
             block = memory.tokens[blocks[b] : blocks[b + 1]]
             order = memory.order[orders[b] : orders[b + 1]] - blocks[b]
-            assert order.tolist() == by_context(block, 4).tolist()
+            assert order.tolist() == sort_by_context(block, 4).tolist()
 
 
 def test_blocks_are_few() -> None:

@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
-from draftree.drafters.retrieval.adjacency_table import NONE, SUREST, Adjacency, merged, pairs_of
+from draftree.drafters.retrieval.adjacency_table import (
+    MAX_CONFIRMATIONS,
+    NONE,
+    Adjacency,
+    merged,
+    pairs_of,
+)
 from draftree.drafters.token_recycling import (
-    MEASURED,
+    MEASURED_ACCEPTANCE,
     PRIOR,
-    Recycled,
     TokenRecycling,
     TokenRecyclingDrafter,
+    TokenRecyclingState,
 )
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -105,7 +111,7 @@ def test_a_first_successor_is_confirmed_no_more_than_told() -> None:
     for successor in (4, 4, 4, 4, 4, 4, 2, 2):
         table = table.plus(ints(1), np.array([[successor]]))
         found.append(int(table.look_up(ints(1))[1][0]))
-    assert found == [0, 1, 2, SUREST, SUREST, SUREST, 0, 1]
+    assert found == [0, 1, 2, MAX_CONFIRMATIONS, MAX_CONFIRMATIONS, MAX_CONFIRMATIONS, 0, 1]
 
 
 def test_a_table_goes_on_from_the_one_behind_it() -> None:
@@ -132,7 +138,10 @@ def test_every_version_is_a_dictionary_of_its_own(
         wanted = dict(known)
         for token, successor in dict(lines).items():
             before = known.get(token, (NONE, 0))
-            wanted[token] = successor, min(before[1] + 1, SUREST) if before[0] == successor else 0
+            wanted[token] = (
+                successor,
+                min(before[1] + 1, MAX_CONFIRMATIONS) if before[0] == successor else 0,
+            )
         if lines:
             table = table.plus(ints(*(t for t, _ in lines)), np.array([[s] for _, s in lines]))
         versions.append((table, wanted))
@@ -182,7 +191,7 @@ def verified() -> tuple[Tree, AcceptResult, list[list[int]]]:
     )
 
 
-def learnt(drafter: TokenRecyclingDrafter) -> tuple[TokenRecyclingDrafter, Recycled]:
+def learnt(drafter: TokenRecyclingDrafter) -> tuple[TokenRecyclingDrafter, TokenRecyclingState]:
     tree, verdict, top = verified()
     begun = drafter.start([ints(4)], ints(1), taps_of(None))
     return drafter, drafter.commit(begun, tree, verdict, taps_of(top))
@@ -242,13 +251,13 @@ def test_rates_are_those_of_the_rank_among_equally_sure_lines() -> None:
     q = asked(drafter, state, Tree.from_roots(ints(0), ints(2)), 0)[0]
     rates = [
         (PRIOR * p + right) / (PRIOR + 2)
-        for p, right in zip(MEASURED[0][:K], (1, 1, 0), strict=True)
+        for p, right in zip(MEASURED_ACCEPTANCE[0][:K], (1, 1, 0), strict=True)
     ]
     assert q == pytest.approx(dict(zip((7, 3, 0), rates, strict=True))), (
         "7 was not the first before, so it is not sure"
     )
     sure = asked(drafter, state, Tree.from_roots(ints(0), ints(1)), 0)[0]
-    assert sure[2] == pytest.approx(MEASURED[1][0]), "2 was confirmed once"
+    assert sure[2] == pytest.approx(MEASURED_ACCEPTANCE[1][0]), "2 was confirmed once"
 
 
 def test_q_falls_with_the_rank() -> None:
@@ -306,7 +315,7 @@ def test_likeliest_tokens_of_any_dtype(dtype: torch.dtype) -> None:
     assert likeliest_tokens(logits, 9).shape == (2, 4)
 
 
-class Faulty(Drafter[Recycled]):
+class Faulty(Drafter[TokenRecyclingState]):
     """Drafts as another one does, and raises in every commit of row 0."""
 
     def __init__(self, drafter: TokenRecyclingDrafter) -> None:
@@ -317,22 +326,22 @@ class Faulty(Drafter[Recycled]):
     def needs(self) -> HiddenStateSpec:
         return self.drafter.needs
 
-    def start(self, *args: Any) -> Recycled:
+    def start(self, *args: Any) -> TokenRecyclingState:
         return self.drafter.start(*args)
 
-    def expand(self, *args: Any) -> tuple[Candidates, Recycled]:
+    def expand(self, *args: Any) -> tuple[Candidates, TokenRecyclingState]:
         return self.drafter.expand(*args)
 
     def commit(
-        self, state: Recycled, tree: Tree, verdict: AcceptResult, taps: HiddenStates
-    ) -> Recycled:
+        self, state: TokenRecyclingState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> TokenRecyclingState:
         assert taps.top is not None
         self.sizes.append((len(taps.top), len(tree)))
         if 0 in tree.row:
             raise RuntimeError("of row 0")
         return self.drafter.commit(state, tree, verdict, taps)
 
-    def truncate(self, *args: Any) -> Recycled:
+    def truncate(self, *args: Any) -> TokenRecyclingState:
         return self.drafter.truncate(*args)
 
 
@@ -415,7 +424,7 @@ def test_mistakes_are_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(Adjacency, "plus", turned)
         noticing = test_all_verified_nodes_are_entered_and_the_accepted_one_counts
     elif mistake == "no confirmation":
-        monkeypatch.setattr("draftree.drafters.retrieval.adjacency_table.SUREST", 0)
+        monkeypatch.setattr("draftree.drafters.retrieval.adjacency_table.MAX_CONFIRMATIONS", 0)
         noticing = test_rates_are_those_of_the_rank_among_equally_sure_lines
     else:
         monkeypatch.setattr(
@@ -443,7 +452,7 @@ def test_fused_with_another_that_needs_more_each_gets_its_own() -> None:
     widths = [
         part.memory.lines.successors.shape[1]
         for part in engine.carried.parts
-        if isinstance(part, Recycled)
+        if isinstance(part, TokenRecyclingState)
     ]
     assert widths == [2, 5]
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.online_logistic import CURVATURE, FORGETTING, Logistic
+from draftree.online_logistic import CURVATURE, FORGETTING_RATE, Logistic
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(0, 20))
@@ -15,7 +15,7 @@ def test_a_step_is_newtons(seed: int, width: int, examples: int) -> None:
         x, true = rng.normal(size=(examples, width)), rng.random(examples) < 0.3
         p = known(x)
         curvature = np.maximum(p * (1 - p), CURVATURE)
-        kept = (1 - FORGETTING) * known.information + FORGETTING * 3.0 * np.eye(width)
+        kept = (1 - FORGETTING_RATE) * known.information + FORGETTING_RATE * 3.0 * np.eye(width)
         information = kept + (x * curvature[:, None]).T @ x
         weights = known.weights + np.linalg.solve(information, x.T @ (true - p))
         known = known.learn(x, true)

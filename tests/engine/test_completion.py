@@ -16,7 +16,7 @@ from draftree.engine import Engine, load
 from draftree.errors import UnknownName, UserError
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.target.target import HiddenStateSpec, Target, Verified
+from draftree.target.target import HiddenStateSpec, Target, VerificationResult
 from draftree.testing.fakes import Always, Sometimes
 from draftree.text.completion import Completion, Token
 from draftree.text.options import Options
@@ -304,7 +304,7 @@ def test_a_cancelled_task_ends_the_writing_after_the_step_at_hand(
     steps = []
     verify = target.verify
 
-    def slow(*args: Any, **kwargs: Any) -> Verified:
+    def slow(*args: Any, **kwargs: Any) -> VerificationResult:
         steps.append(0)
         if len(steps) == 2:
             reached.set()
@@ -359,7 +359,7 @@ class Fed:
         self.reads: list[tuple[int, int]] = []
         prefill = target.prefill
 
-        def counted(cache: Any, prompts: Any, needs: Any, rows: Any) -> Verified:
+        def counted(cache: Any, prompts: Any, needs: Any, rows: Any) -> VerificationResult:
             self.reads.append((len(prompts[0]) - int(cache.lengths[0]), len(prompts[0])))
             return prefill(cache, prompts, needs, rows)
 

@@ -15,14 +15,21 @@ from hypothesis import strategies as st
 
 from draftree import measure_costs
 from draftree.cli import arguments, cost_charts
-from draftree.costs.curves import Costs, CostTable, bracket, counted, counted_plain, monotone
+from draftree.costs.curves import (
+    Costs,
+    CostTable,
+    counted,
+    estimate_plain_seconds,
+    monotone,
+    round_up_batch_size,
+)
 from draftree.drafters.pld import PLD
 from draftree.errors import UserError
 from draftree.metrics import Work
 from draftree.target.target import Target
 from draftree.testing import tiny_target
 from draftree.utils import hardware
-from draftree.utils.hardware import interleaved
+from draftree.utils.hardware import time_interleaved
 
 CURVES = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 2: 5.0, 8: 8.0}, commit=0.25)
 SHORT = Costs({1: 1.0, 4: 4.0}, {1: 10.0, 4: 16.0}, commit=0.5, context=100)
@@ -75,7 +82,7 @@ def test_counted_work_is_the_sum_of_its_steps_at_their_contexts() -> None:
     work = [Work((1,), 4, 1, 100), Work((), 1, 1, 300), Work((1, 4), 4, 1, 500)]
     # 1 + 16 + .5; at 300 halfway: 15 + 1; 2 + 6 + 30 + 1.5
     assert counted(table, work) == (17.5 + 16.0 + 39.5, 1.5 + 1.0 + 9.5)
-    assert counted_plain(table, [Work((), 1, 1, 100), Work((), 2, 2, 300)]) == 10 + 15
+    assert estimate_plain_seconds(table, [Work((), 1, 1, 100), Work((), 2, 2, 300)]) == 10 + 15
     assert counted(table, []) == (0, 0)
 
 
@@ -96,7 +103,7 @@ def test_the_nearest_number_of_rows_is_taken() -> None:
     entries = [replace(SHORT, rows=r, commit=float(r)) for r in (8, 1, 2)]
     table = CostTable(tuple(entries))
     assert [table.at(0, rows).rows for rows in (1, 2, 3, 4, 5, 6, 64)] == [1, 2, 2, 2, 8, 8, 8]
-    assert [bracket(rows) for rows in (1, 2, 3, 4, 5, 33, 64, 65, 1000)] == [
+    assert [round_up_batch_size(rows) for rows in (1, 2, 3, 4, 5, 33, 64, 65, 1000)] == [
         1,
         2,
         4,
@@ -241,7 +248,7 @@ def test_curves_rise_and_large_batches_are_timed_at_fewer_widths(target: Target)
 def test_slow_works_are_timed_seldom_and_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, done = [0.0], list[str]()
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(hardware, "ROUNDS", (3, 25))
+    monkeypatch.setattr(hardware, "ROUNDS_RANGE", (3, 25))
     times = {
         "fast": [0.2, *[0.001] * 99],
         "middle": [0.1] * 99,
@@ -256,7 +263,7 @@ def test_slow_works_are_timed_seldom_and_in_between(monkeypatch: pytest.MonkeyPa
 
         return run
 
-    found = interleaved([work(n) for n in times], CPU, longest=3.15)
+    found = time_interleaved([work(n) for n in times], CPU, longest=3.15)
     # 1.05 s for each, after a warm-up of what is fast: 0.001 s 25 times at most, 0.1 s 10 times, 2
     # s 3 times at least
     assert [done.count(n) for n in times] == [1 + 25, 1 + 10, 3]

@@ -47,7 +47,7 @@ from draftree.policies.pct import PCT
 from draftree.policies.static import Static
 from draftree.policies.vct import VCT
 from draftree.registry import check_exact
-from draftree.request import Request, under
+from draftree.request import Request, override_sampling
 from draftree.sampling import keyed_noise
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing
@@ -280,7 +280,7 @@ def law(
     def run(chance: Branching) -> tuple[int, ...]:
         rows = SequenceBatch(target.new_cache(len(written), 8), lambda _: chance)
         parts = Components(target, drafter(chance), policy, acceptor, COSTS)
-        for _ in decode(parts, rows, under(written, asked.sampling)):
+        for _ in decode(parts, rows, override_sampling(written, asked.sampling)):
             pass
         return tuple(itertools.chain(*rows.written))
 
@@ -396,7 +396,7 @@ def test_plain_decoding_has_the_targets_distribution() -> None:
 
     def run(chance: Branching) -> tuple[int, ...]:
         rows = SequenceBatch(target.new_cache(1, 8), lambda _: chance)
-        for _ in plain(target, Match(), rows, under([request(asked)], asked.sampling)):
+        for _ in plain(target, Match(), rows, override_sampling([request(asked)], asked.sampling)):
             pass
         return tuple(rows.written[0])
 
@@ -748,7 +748,7 @@ def keyed(acceptor: Acceptor, policy: Policy, trials: int = TRIALS) -> list[list
             SequenceBatch(target.new_cache(BATCH, 8)),
             Components(target, TableDrafter(SKEWED), policy, acceptor, COSTS),
         )
-        for _ in decode(parts, rows, under(requests, Sampling(1.0, seed=5))):
+        for _ in decode(parts, rows, override_sampling(requests, Sampling(1.0, seed=5))):
             pass
         written += rows.written
     return written
@@ -802,7 +802,7 @@ def test_block_verification_needs_fresh_noise_where_a_place_is_drafted_again(
 def test_match_with_coupled_drafts_writes_the_very_text_of_plain_decoding(policy: Policy) -> None:
     asked, target = ASKED["many"], table_target(random_table(3, 4), 8)
     requests = [Request(PROMPT, LENGTH, number=i, processors=asked.processors) for i in range(100)]
-    requests = under(requests, replace(asked.sampling, seed=3))
+    requests = override_sampling(requests, replace(asked.sampling, seed=3))
     alone, rows = SequenceBatch(target.new_cache(100, 8)), SequenceBatch(target.new_cache(100, 8))
     for _ in plain(target, Match(), alone, requests):
         pass

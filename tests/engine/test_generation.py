@@ -40,7 +40,7 @@ from draftree import UserError, speculate
 from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
 from draftree.drafters.neural.llama_modules import CACHE
-from draftree.engine import ENGINES, Engine, opened
+from draftree.engine import ENGINES, Engine, get_engine
 from draftree.errors import NotANumber
 from draftree.evaluation import suites
 from draftree.hf.generate import UNSUPPORTED_OPTIONS, Hook
@@ -612,16 +612,16 @@ def test_a_plain_model_speculates_with_what_is_shipped_for_it() -> None:
 
 def test_engines_go_with_their_model() -> None:
     made = fresh("llama")
-    first = opened(made, build_part("drafter", "pld"), POLICY, None, None)
-    assert opened(made, build_part("drafter", "pld"), POLICY, None, None) is first
-    assert opened(made, "pld", POLICY, None, None) is not first
+    first = get_engine(made, build_part("drafter", "pld"), POLICY, None, None)
+    assert get_engine(made, build_part("drafter", "pld"), POLICY, None, None) is first
+    assert get_engine(made, "pld", POLICY, None, None) is not first
     assert (
-        opened(made, build_part("drafter", "pld"), POLICY, None, Costs({1: 1.0}, {1: 1.0}))
+        get_engine(made, build_part("drafter", "pld"), POLICY, None, Costs({1: 1.0}, {1: 1.0}))
         is not first
     )
     shallow = copy.copy(made)
     assert (
-        opened(shallow, build_part("drafter", "pld"), POLICY, None, None).target.decoder.model
+        get_engine(shallow, build_part("drafter", "pld"), POLICY, None, None).target.decoder.model
         is shallow
     )
     assert name_of(made) == "LlamaForCausalLM in memory"
@@ -629,7 +629,7 @@ def test_engines_go_with_their_model() -> None:
         assert not vars(copied)[ENGINES]
     assert ENGINES not in made.state_dict()
     made.to(torch.bfloat16)
-    assert opened(made, build_part("drafter", "pld"), POLICY, None, None) is not first
+    assert get_engine(made, build_part("drafter", "pld"), POLICY, None, None) is not first
 
 
 def test_weights_that_change_between_calls() -> None:
@@ -670,7 +670,7 @@ def test_stop_strings() -> None:
     options: Options = {"max_new_tokens": 16, "stop_strings": stop}
     theirs = plain.generate(**prompted, **options, tokenizer=tokenizer)
     assert theirs.shape[1] < prompted["input_ids"].shape[1] + 16
-    engine = opened(plain, "edd", POLICY, None, None)
+    engine = get_engine(plain, "edd", POLICY, None, None)
     config = GenerationConfig(**options)
     own = StoppingCriteriaList([StopStringCriteria(tokenizer, stop)])
     for ours in (
@@ -705,7 +705,7 @@ def test_stop_strings() -> None:
 def test_stop_strings_of_a_batch() -> None:
     prompted, options = asked(*QUESTIONS), {"max_new_tokens": 16, "stop_strings": [" of", "e c"]}
     theirs = demo().model.generate(**prompted, **options, tokenizer=demo().tokenizer)
-    ours = opened(demo().model, "edd", POLICY, None, None).generate(**prompted, **options)
+    ours = get_engine(demo().model, "edd", POLICY, None, None).generate(**prompted, **options)
     assert torch.equal(ours, theirs)
 
 
@@ -726,7 +726,7 @@ def test_stop_strings_in_the_models_own_config() -> None:
     theirs = plain.generate(**prompted, max_new_tokens=24, tokenizer=demo().tokenizer)
     assert theirs.shape[1] < prompted["input_ids"].shape[1] + 24
     assert torch.equal(
-        opened(plain, "edd", POLICY, None, None).generate(**prompted, max_new_tokens=24), theirs
+        get_engine(plain, "edd", POLICY, None, None).generate(**prompted, max_new_tokens=24), theirs
     )
 
 
@@ -737,7 +737,7 @@ def test_pieces_of_text_are_streamed_as_transformers_streams_them() -> None:
     demo().model.generate(
         **prompted, max_new_tokens=24, custom_generate=speculate("edd", POLICY, streamer=streams[1])
     )
-    opened(demo().model, "edd", POLICY, None, None).generate(
+    get_engine(demo().model, "edd", POLICY, None, None).generate(
         **prompted, max_new_tokens=24, streamer=streams[2]
     )
     pieces = [list(stream) for stream in streams]

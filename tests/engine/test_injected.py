@@ -102,7 +102,7 @@ def uploads(out: Path) -> Any:
     """The hub: what is uploaded comes into a folder."""
 
     def upload(self: Any, repo_id: str, folder_path: Path, allow_patterns: list[str]) -> None:
-        with files.whole_folder(out / "uploaded", overwrite=True) as folder:
+        with files.replace_folder(out / "uploaded", overwrite=True) as folder:
             for name in allow_patterns:
                 (folder / name).write_bytes((Path(folder_path) / name).read_bytes())
 

@@ -135,7 +135,7 @@ def _command(
 ) -> NoReturn:
     status = 70
     try:
-        for number in signals.ENDING:
+        for number in signals.ENDING_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         os.chdir(home)
         AcceleratorState._reset_state(True)
@@ -149,7 +149,7 @@ def _command(
                 status = int(end.code or 0)
             except BaseException:
                 traceback.print_exc()
-            for number in signals.ENDING:
+            for number in signals.ENDING_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # the command has ended
             probe._ONE_AT_A_TIME.shutdown()  # as the end of an interpreter does, which a fork does not reach
     finally:
@@ -480,8 +480,8 @@ def test_the_second_process_is_refused_in_a_line(command: str, home: Path, tmp_p
     name = next(
         part for part in (COMMANDS | OTHERS)[command] if part.startswith("OUT")
     ).removeprefix("OUT/")
-    lock = files.inside(out / name) if command in ("train", "regenerate", "c2t") else None
-    with files.locked(out / name, lock):
+    lock = files.lock_file_in(out / name) if command in ("train", "regenerate", "c2t") else None
+    with files.lock_output(out / name, lock):
         status, told = run(home, command, out)
     assert (status, told.count("\n")) == (2, 1), told
     assert f"another process writes '{out / name}': wait for its end" in told
@@ -490,15 +490,17 @@ def test_the_second_process_is_refused_in_a_line(command: str, home: Path, tmp_p
 
 def test_a_lock_is_asked_for_again_by_its_thread_and_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    with files.locked(out, files.inside(out)):
-        with files.locked(out, files.inside(out)):
+    with files.lock_output(out, files.lock_file_in(out)):
+        with files.lock_output(out, files.lock_file_in(out)):
             pass
-        assert files.inside(out).exists(), "it is still held"
+        assert files.lock_file_in(out).exists(), "it is still held"
         with (
             ThreadPoolExecutor() as others,
             pytest.raises(UserError, match="another process writes"),
         ):
-            others.submit(lambda: files.locked(out, files.inside(out)).__enter__()).result()
+            others.submit(
+                lambda: files.lock_output(out, files.lock_file_in(out)).__enter__()
+            ).result()
     assert not out.exists()
 
 
@@ -507,14 +509,14 @@ def test_what_a_killed_process_left_half_written_goes_with_the_next_lock(tmp_pat
         (tmp_path / name).touch()
     (tmp_path / ".a.3.partial").mkdir()
     (tmp_path / ".a.3.partial" / "x").touch()
-    with files.locked(tmp_path / "a"):
+    with files.lock_output(tmp_path / "a"):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         ".b.22.partial",
         "a.1.partial",
         "regenerated.partial",
     ]
-    with files.locked(tmp_path, files.inside(tmp_path)):
+    with files.lock_output(tmp_path, files.lock_file_in(tmp_path)):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.1.partial", "regenerated.partial"]
 
@@ -692,7 +694,7 @@ def test_other_threads_train_without_signals(tmp_path: Path) -> None:
 def test_signals_that_are_ignored_stay_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.raised() as came:
+        with signals.raise_on_signal() as came:
             os.kill(os.getpid(), signal.SIGHUP)
             assert came == []
             with pytest.raises(signals.Interrupted):
@@ -722,7 +724,7 @@ def test_whatever_library_writes_a_full_disk_is_an_error_of_the_system(
     try:
         with (
             pytest.raises(OSError, match=r"No space left|File too large") as full,
-            files.whole(out / "file") as partial,
+            files.replace_file(out / "file") as partial,
         ):
             write(partial)
     finally:
@@ -732,8 +734,11 @@ def test_whatever_library_writes_a_full_disk_is_an_error_of_the_system(
 
 
 def test_what_is_not_the_disks_fault_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="a bug"), files.whole(tmp_path / "file"):
+    with pytest.raises(RuntimeError, match="a bug"), files.replace_file(tmp_path / "file"):
         raise RuntimeError("a bug")
-    with pytest.raises(FileNotFoundError, match="nowhere"), files.whole_folder(tmp_path / "folder"):
+    with (
+        pytest.raises(FileNotFoundError, match="nowhere"),
+        files.replace_folder(tmp_path / "folder"),
+    ):
         (tmp_path / "nowhere").read_text()
     assert list(tmp_path.iterdir()) == []

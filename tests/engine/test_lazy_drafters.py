@@ -209,9 +209,9 @@ def test_of_a_long_wait_a_single_layer_makes_keys_and_values_alone(
 ) -> None:
     text = waiting(method)
     tree = text.bush()
-    monkeypatch.setattr(feature_drafter, "FEW", 100)
+    monkeypatch.setattr(feature_drafter, "MAX_PENDING_PAIRS", 100)
     along = text.drafts(tree, layers_of(tree))
-    monkeypatch.setattr(feature_drafter, "FEW", 8)
+    monkeypatch.setattr(feature_drafter, "MAX_PENDING_PAIRS", 8)
     with passes(text.drafter) as found:
         stored = text.drafts(tree, layers_of(tree))
     assert found["passes"] == 3, "the layer ran to its end for the tree alone"

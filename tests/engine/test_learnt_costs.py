@@ -17,7 +17,7 @@ from draftree import cost_estimate
 from draftree.cost_estimate import draft_size, identity, learnt_costs, target_size
 from draftree.costs import online, probe
 from draftree.costs.curves import Costs, CostTable
-from draftree.costs.model import Correction, CostModel, Place, Size, Speed
+from draftree.costs.model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.edd import EDD
@@ -64,7 +64,7 @@ def taught(
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         n = int(rng.choice(WIDTHS))
-        start = start.learn(Place(n), true(n) * math.exp(noise * rng.normal()))
+        start = start.learn(PassShape(n), true(n) * math.exp(noise * rng.normal()))
     return start
 
 
@@ -75,8 +75,8 @@ def apart(found: CostModel, true: Curve) -> float:
 
 
 WRONG: dict[str, tuple[Size, Curve]] = {
-    "four times too fast": (FLAT, lambda n: 4 * FLAT.estimate(SPEED, Place(n))),
-    "four times too slow": (FLAT, lambda n: FLAT.estimate(SPEED, Place(n)) / 4),
+    "four times too fast": (FLAT, lambda n: 4 * FLAT.estimate(SPEED, PassShape(n))),
+    "four times too slow": (FLAT, lambda n: FLAT.estimate(SPEED, PassShape(n)) / 4),
     "a slope that is not there": (BOUND, lambda n: 8e-3 * (1 + 0.25 * (n - 1) / 15)),
     "four times too flat": (FLAT, lambda n: 0.02 * (1 + 3 * (n - 1) / 15)),
     "stairs": (FLAT, lambda n: 0.02 * (1 + 0.6 * ((n - 1) // 8))),
@@ -101,7 +101,7 @@ def test_one_slow_step_moves_no_curve() -> None:
     true = lambda n: 0.02 + 0.001 * n
     before = taught(model(), true, 100)
     widths = tuple(map(float, online.WIDTHS))
-    after = before.learn(Place(4), 50 * true(4))
+    after = before.learn(PassShape(4), 50 * true(4))
     moved = np.abs(after.curve(widths, 0, 1) / before.curve(widths, 0, 1) - 1)
     assert moved.max() < 0.05
     calm = taught(after, true, 20, seed=1)
@@ -113,7 +113,7 @@ def test_a_doubled_load_is_followed_within_a_hundred_steps() -> None:
     doubled = lambda n: 2 * true(n)
     after = taught(taught(model(), true, 300), doubled, 100, seed=1)
     assert apart(after, doubled) < 0.1
-    beyond = after.seconds(Place(64)) / taught(model(), true, 300).seconds(Place(64))
+    beyond = after.seconds(PassShape(64)) / taught(model(), true, 300).seconds(PassShape(64))
     assert beyond == pytest.approx(2, rel=0.15), "widths that were not timed meanwhile follow too"
 
 
@@ -125,10 +125,10 @@ def test_contexts_and_batches_are_learnt_apart_from_widths() -> None:
         context = int(rng.choice([64, 256, 1024, 4096]))
         rows = int(rng.choice([1, 2, 4]))
         found = found.learn(
-            Place(n * rows, context, rows),
+            PassShape(n * rows, context, rows),
             true(n * rows, context, rows) * math.exp(0.05 * rng.normal()),
         )
-    for place in (Place(8, 1024, 1), Place(8, 64, 4), Place(4, 4096, 2)):
+    for place in (PassShape(8, 1024, 1), PassShape(8, 64, 4), PassShape(4, 4096, 2)):
         assert found.seconds(place) == pytest.approx(true(*place[:3]), rel=0.15)
 
 
@@ -179,7 +179,7 @@ def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
     drafter = Learner(None, {}, dict.fromkeys(("draft", "commit", "find"), FLAT), lambda: SPEED)
     costs = OnlineCosts(learner, drafter)
     expected, optimistic = costs.at(0, 1), [costs.at(0, 1)]
-    for _ in range(online.EXPLORED):
+    for _ in range(online.EXPLORATION_INTERVAL):
         costs.observe(StepTimes(0, 1, 1, 0.02, seconds=0.02))
         optimistic.append(costs.at(0, 1))
     assert min(c.target_seconds(32) for c in optimistic) < 0.8 * expected.target_seconds(32), (
@@ -197,7 +197,7 @@ def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
     for _ in range(4):
         costs.teach(table)
     seen = set()
-    for _ in range(2 * online.EXPLORED):
+    for _ in range(2 * online.EXPLORATION_INTERVAL):
         costs.observe(StepTimes(100, 1, 1, 0.021, seconds=0.021))
         seen.add(round(costs.at(100, 1).target_seconds(32), 6))
         assert not costs._exploring
@@ -217,13 +217,13 @@ def test_draft_steps_that_were_timed_under_a_load_are_tried_again_once_it_is_gon
     for _ in range(4):
         OnlineCosts(learner, drafter).teach(slow)
     costs, drafted = OnlineCosts(learner, drafter), 0
-    for _ in range(10 * online.EXPLORED):
+    for _ in range(10 * online.EXPLORATION_INTERVAL):
         pays = costs.at(128, 1).draft_seconds(1) < token / 2
         drafts, seconds = (DraftStep(1, true),) * pays, token + true * pays
         costs.observe(StepTimes(128, 1, 1 + pays, token, drafts, seconds=seconds, gained=1 + pays))
         drafted += pays
     assert costs.at(128, 1).draft_seconds(1) < 2 * true
-    assert drafted > 5 * online.EXPLORED
+    assert drafted > 5 * online.EXPLORATION_INTERVAL
 
 
 @pytest.mark.parametrize("factor", [1e-4, 1, 1e4])
@@ -236,10 +236,10 @@ def test_draft_steps_that_were_never_timed_are_estimated_as_the_targets_passes_w
     sizes = dict.fromkeys(("draft", "commit", "find"), Size(weights=1e5, bytes=2e7))
     drafter, true = (
         Learner(None, {}, sizes, lambda: probed),
-        sizes["draft"].estimate(SPEED, Place(1)),
+        sizes["draft"].estimate(SPEED, PassShape(1)),
     )
     costs = OnlineCosts(learner, drafter)
-    token = FLAT.estimate(SPEED, Place(1))
+    token = FLAT.estimate(SPEED, PassShape(1))
     for _ in range(50):
         costs.observe(StepTimes(128, 1, 1, token, seconds=token, gained=1))
     assert 0.8 < costs.at(128, 1).draft_seconds(1) / true < 1.25
@@ -264,7 +264,12 @@ def test_draft_steps_that_are_slow_are_tried_for_a_hundredth_of_the_time(factor:
         drafts, seconds = (DraftStep(1, factor * token),) * pays, token * (1 + factor * pays)
         costs.observe(StepTimes(128, 1, 1, token, drafts, seconds=seconds, gained=1))
         lost += factor * token * pays
-    assert lost <= (online.SHARE * steps + online.MOST + factor) * token * 1.02
+    assert (
+        lost
+        <= (online.EXPLORATION_SHARE * steps + online.MAX_EXPLORATION_BUDGET + factor)
+        * token
+        * 1.02
+    )
 
 
 def learner(path: Path, size: Size = FLAT) -> Learner:
@@ -275,12 +280,12 @@ def test_what_was_learnt_is_kept_for_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
     first = learner(path)
     for _ in range(20):
-        first.learn("target", Place(4), 0.05)
+        first.learn("target", PassShape(4), 0.05)
     first.save()
     second = Learner(
         path, {}, {"target": FLAT}, lambda: pytest.fail("the machine was probed again")
     )
-    assert second.models["target"].seconds(Place(4)) == pytest.approx(0.05, rel=0.02)
+    assert second.models["target"].seconds(PassShape(4)) == pytest.approx(0.05, rel=0.02)
     assert second.models["target"].correction.timings == 19, (
         "the first timing of a process is left out"
     )
@@ -291,13 +296,13 @@ def test_processes_that_share_a_file_keep_what_both_have_learnt(tmp_path: Path) 
     path = tmp_path / "costs.json"
     one, other = learner(path), learner(path)
     for _ in range(30):
-        one.learn("target", Place(1), 0.04)
-        other.learn("target", Place(16), 0.08)
+        one.learn("target", PassShape(1), 0.04)
+        other.learn("target", PassShape(16), 0.08)
     one.save()
     other.save()
     both = learner(path).models["target"]
-    assert both.seconds(Place(1)) == pytest.approx(0.04, rel=0.1)
-    assert both.seconds(Place(16)) == pytest.approx(0.08, rel=0.1)
+    assert both.seconds(PassShape(1)) == pytest.approx(0.04, rel=0.1)
+    assert both.seconds(PassShape(16)) == pytest.approx(0.08, rel=0.1)
 
 
 def test_writers_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:
@@ -305,7 +310,7 @@ def test_writers_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:
     several = [learner(path) for _ in range(4)]
     for each in several:
         for _ in range(3):
-            each.learn("target", Place(1), 0.04)
+            each.learn("target", PassShape(1), 0.04)
     threads = [threading.Thread(target=each.save) for each in several for _ in range(5)]
     for thread in threads:
         thread.start()
@@ -330,8 +335,8 @@ def test_a_file_that_cannot_be_read_counts_as_none(tmp_path: Path, text: str) ->
     path.write_text(text)
     found = learner(path)
     assert found.models["target"].correction.timings == 0
-    found.learn("target", Place(1), 0.03)
-    found.learn("target", Place(1), 0.03)
+    found.learn("target", PassShape(1), 0.03)
+    found.learn("target", PassShape(1), 0.03)
     found.save()
     assert learner(path).models["target"].correction.timings == 1
 
@@ -340,7 +345,7 @@ def test_a_home_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("where the folder should be")
     found = learner(tmp_path / "file" / "costs.json")
     for _ in range(2):
-        found.learn("target", Place(1), 0.03)
+        found.learn("target", PassShape(1), 0.03)
     found.save()
     assert found.models["target"].correction.timings == 1
 
@@ -351,7 +356,7 @@ def test_costs_are_written_once_a_minute(tmp_path: Path, monkeypatch: pytest.Mon
     found = learner(path)
     for second in (1, 59, 61):
         now[0] = second
-        found.learn("target", Place(1), 0.03)
+        found.learn("target", PassShape(1), 0.03)
         found.save_sometimes()
         assert path.exists() == (second > 60)
 
@@ -390,7 +395,7 @@ def test_a_machine_that_cannot_be_probed_is_assumed(
     probe._probe.cache_clear()
     monkeypatch.setattr(probe, "probe", fail)
     assert probe.machine_speed(torch.device("cpu"), torch.float64) == probe.HOST.assumed
-    assert probe.works(torch.device("cuda")).assumed == probe.ACCELERATOR.assumed
+    assert probe.select_workload(torch.device("cuda")).assumed == probe.ACCELERATOR.assumed
     probe._probe.cache_clear()
 
 
@@ -478,14 +483,14 @@ def test_sizes_count_the_weights_of_a_pass(target: Target) -> None:
     )
     assert found.weights == linear
     assert found.bytes == linear * decoder.dtype.itemsize
-    assert draft_size(PLD().open(target), decoder) == cost_estimate.LOOK_UP
+    assert draft_size(PLD().open(target), decoder) == cost_estimate.LOOKUP_SIZE
     edd = draft_size(EDD().example(target), decoder)
     assert 0 < edd.weights < 2 * found.weights
 
 
 def test_experts_are_read_as_far_as_tokens_are_routed_to_them() -> None:
     size = Size(expert_bytes=8e9, experts=8, routed=2)
-    one, many = (size.estimate(SPEED, Place(n)) for n in (1, 64))
+    one, many = (size.estimate(SPEED, PassShape(n)) for n in (1, 64))
     assert one == pytest.approx(2e9 / SPEED.bandwidth)
     assert many == pytest.approx(8e9 / SPEED.bandwidth, rel=1e-6)
 
@@ -509,7 +514,7 @@ def test_engines_of_one_process_share_what_they_learn(target: Target) -> None:
 
 
 def test_nothing_is_measured_before_a_text(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("draftree.measure_costs.measure", "draftree.utils.hardware.interleaved"):
+    for place in ("draftree.measure_costs.measure", "draftree.utils.hardware.time_interleaved"):
         monkeypatch.setattr(place, lambda *args, **kwargs: pytest.fail("costs were measured"))
     engine = Engine(target, PLD().open(target), Yield())
     for batch in (1, 2, 3, 5):

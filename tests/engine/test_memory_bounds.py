@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftree.models.packed_linear import packable
-from draftree.utils.hardware import ARENAS, CACHES
+from draftree.utils.hardware import CACHES, MAX_ARENAS
 
 SHAPES = """
 import json, os, torch
@@ -85,6 +85,6 @@ def test_layers_over_many_numbers_of_tokens_keep_bounded_memory() -> None:
 @linux
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library has no arenas")
 def test_threads_share_arenas() -> None:
-    assert printed(THREADS, "bound") <= ARENAS
-    assert printed(THREADS, "free") > ARENAS
+    assert printed(THREADS, "bound") <= MAX_ARENAS
+    assert printed(THREADS, "free") > MAX_ARENAS
     assert printed(THREADS, "bound", MALLOC_ARENA_MAX="5") == 5

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs, counted, counted_plain
+from draftree.costs.curves import Costs, counted, estimate_plain_seconds
 from draftree.engine import Engine, plain
 from draftree.evaluation.compare import compare, warm_up
 from draftree.evaluation.drafter_calibration import share_by_depth
@@ -90,7 +90,7 @@ def test_counted_work_of_a_run(target: Target) -> None:
     assert counted(COSTS, stats.work) == (9.0, 6.0)
     plain = engine.plain(requests).stats
     assert plain.work == [Work((), 1, 1, 3 + n) for n in range(9)]
-    assert counted_plain(COSTS, plain.work) == 9.0
+    assert estimate_plain_seconds(COSTS, plain.work) == 9.0
 
 
 def test_rows_are_counted_together(target: Target) -> None:

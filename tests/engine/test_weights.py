@@ -10,7 +10,7 @@ from draftree.engine import load, usual_drafter
 from draftree.errors import UserError
 from draftree.policies.c2t import C2T
 from draftree.registry import build
-from draftree.target.names import known, shipped, shipped_folder
+from draftree.target.names import shipped, shipped_folder, shipped_name
 from draftree.weights import GROUP, INSTALL, demo_folder, weights_folder
 from packages import install
 
@@ -60,8 +60,8 @@ class TestWithoutWeights:
     def test_no_drafter_is_shipped(self) -> None:
         assert shipped() == []
         assert shipped_folder("demo", "edd") is None
-        assert known("demo") == "demo"
-        assert known("x/y") is None
+        assert shipped_name("demo") == "demo"
+        assert shipped_name("x/y") is None
 
 
 def test_a_drafter_named_for_smollm2_says_what_to_install(

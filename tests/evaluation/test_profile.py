@@ -20,7 +20,7 @@ from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
 from draftree.target.target import Target
 from draftree.testing import Always, tiny_target
-from draftree.utils.profiler import in_phase, phase, recorded
+from draftree.utils.profiler import in_phase, phase, record_phases
 from folders import target_folder
 
 SLOW = 0.01
@@ -53,7 +53,7 @@ class Clock:
 def test_what_is_inside_is_not_counted_twice() -> None:
     seconds: dict[str, float] = {}
     sleep()  # nobody records
-    with recorded(seconds):
+    with record_phases(seconds):
         time.sleep(SLOW)  # in no phase
         with phase("outer"):
             sleep()

@@ -7,7 +7,14 @@ from typing import Any, Literal
 import pytest
 
 from draftree.errors import UserError
-from draftree.utils.files import Entries, as_user_error, checked, read_object, whole, write_text
+from draftree.utils.files import (
+    Entries,
+    as_user_error,
+    check_value,
+    read_object,
+    replace_file,
+    write_text,
+)
 from draftree.utils.validated_dataclass import LARGEST
 
 
@@ -23,7 +30,7 @@ from draftree.utils.validated_dataclass import LARGEST
 def test_what_a_hint_allows_is_taken_as_it_is(
     value: object, hint: Any, least: float | None
 ) -> None:
-    assert checked(value, hint, "x", least) == value
+    assert check_value(value, hint, "x", least) == value
 
 
 @pytest.mark.parametrize(
@@ -44,7 +51,7 @@ def test_anything_else_is_told_with_what_is_allowed(
     value: object, hint: Any, least: float | None, told: str
 ) -> None:
     with pytest.raises(UserError, match=told):
-        checked(value, hint, "x", least)
+        check_value(value, hint, "x", least)
 
 
 def test_an_entry_is_named_with_its_file() -> None:
@@ -99,7 +106,7 @@ def test_a_file_that_holds_no_object_is_told(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path: Path) -> None:
     def fails() -> None:
-        with whole(tmp_path / "x") as partial:
+        with replace_file(tmp_path / "x") as partial:
             partial.write_text("half")
             raise OSError("full")
 

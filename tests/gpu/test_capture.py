@@ -21,7 +21,7 @@ from draftree.engine import Engine
 from draftree.loop import Components, State, admit, decode, step
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.graph_capture import Eager, Graphs, Made, usual_capture
+from draftree.models.graph_capture import EagerCapture, Graphs, OutputTensors, select_capture
 from draftree.models.graph_runner import GraphRunner
 from draftree.models.kv_cache import SlotCache
 from draftree.models.rope_cache import RopeCache
@@ -457,7 +457,7 @@ def test_a_recording_of_another_network_is_not_replayed(change: Callable[[Decode
     change(decoder)
     ours = a_pass(decoder, cache)
     assert recorder.recorded == 2
-    decoder.use_capture(Eager())
+    decoder.use_capture(EagerCapture())
     assert torch.allclose(ours, a_pass(decoder, cache), atol=1e-9)
 
 
@@ -494,12 +494,12 @@ def test_attention_of_an_unrecorded_pass_is_not_planned_on_a_gpu(there: bool) ->
     given: Any = {"tokens": OnGPU() if there else torch.zeros(1)}
     seen = list[bool]()
 
-    def body(_: Any) -> Made:
+    def body(_: Any) -> OutputTensors:
         seen.append(torch.backends.cuda.cudnn_sdp_enabled())
         return ()
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    Eager().run(None, given, body)
+    EagerCapture().run(None, given, body)
     assert seen == [before and not there]
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
@@ -511,7 +511,9 @@ class Failing:
         self._left = begin
         self._record = Recorder()
 
-    def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+    def __call__(
+        self, work: Callable[[], OutputTensors]
+    ) -> tuple[Callable[[], None], OutputTensors]:
         if not self._left:
             raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
         self._left -= 1
@@ -523,7 +525,7 @@ def test_passes_that_cannot_be_recorded_run_as_they_are(
     begin: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = []
-    for capture in (Graphs(Failing(begin)), Eager()):
+    for capture in (Graphs(Failing(begin)), EagerCapture()):
         target = tiny_target(capture=capture)
         rows, rule = SequenceBatch(target.new_cache(1, 8)), part("acceptor", "greedy")()
         drafter = part("drafter", "pld")().open(target)
@@ -559,7 +561,9 @@ class Wrong(Recorder):
         super().__init__()
         self._factor = factor
 
-    def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+    def __call__(
+        self, work: Callable[[], OutputTensors]
+    ) -> tuple[Callable[[], None], OutputTensors]:
         replay, made = super().__call__(work)
         done = False
 
@@ -592,7 +596,7 @@ def test_recordings_are_tried_at_load(
     given: Any = "demo" if way == "loaded" else tiny_target(context=64).decoder.model.float()
     with caplog.at_level(logging.WARNING, "draftree"):
         engine = draftree.load(given, "pld")
-    assert isinstance(engine.target.decoder.capture, Graphs if good else Eager)
+    assert isinstance(engine.target.decoder.capture, Graphs if good else EagerCapture)
     told = [
         record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()
     ]
@@ -604,8 +608,8 @@ def test_recordings_are_tried_at_load(
 
 def test_on_a_cpu_nothing_is_recorded() -> None:
     model = tiny_target().decoder.model
-    assert isinstance(usual_capture(model, None), Eager)
-    assert isinstance(usual_capture(model, True), Eager)
+    assert isinstance(select_capture(model, None), EagerCapture)
+    assert isinstance(select_capture(model, True), EagerCapture)
 
 
 def test_a_gpu_records_unless_that_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -625,13 +629,13 @@ def test_a_gpu_records_unless_that_is_declined(monkeypatch: pytest.MonkeyPatch) 
         (("cuda:0", "cuda:0"), None, True), (("cuda:0",), True, True), (("cuda:0",), False, False),
         (("cuda:0", "cuda:1"), None, False), (("cuda:0", "meta"), None, False), (("mps",), None, False),
     ):  # fmt: skip
-        assert isinstance(usual_capture(OnGPU(*devices), asked), Graphs) == recorded, devices
+        assert isinstance(select_capture(OnGPU(*devices), asked), Graphs) == recorded, devices
 
 
 def test_a_language_model_drafts_with_recorded_passes(tmp_path: Any) -> None:
     folder = str(target_folder(tmp_path))
     target = Target.load(folder)
-    assert isinstance(LM(folder).open(target).decoder.capture, Eager)
+    assert isinstance(LM(folder).open(target).decoder.capture, EagerCapture)
     target.decoder.use_capture(Graphs(Recorder()))
     drafter = LM(folder).open(target)
     assert isinstance(drafter.decoder.capture, Graphs)

@@ -13,12 +13,12 @@ import draftree.drafting.step
 import draftree.loop
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
-from draftree.costs.model import Place, Size, Speed
+from draftree.costs.model import PassShape, Size, Speed
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.lm import language_model
 from draftree.loop import Components, State, admit, step
-from draftree.models.graph_capture import Eager, Graphs
+from draftree.models.graph_capture import EagerCapture, Graphs
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.params import Sampling
@@ -137,17 +137,17 @@ def test_steps_have_the_seconds_of_the_device(
 def test_costs_that_are_learnt_are_the_devices(device: list[int]) -> None:
     sizes = {name: Size(weights=1e6, bytes=2e8) for name in ("draft", "commit", "find", "target")}
     learner = Learner(None, {}, sizes, lambda: Speed(bandwidth=1e10, rate=1e11, overhead=0.0))
-    costs, wrong = OnlineCosts(learner, learner), learner.models["draft"].seconds(Place(3, 64))
+    costs, wrong = OnlineCosts(learner, learner), learner.models["draft"].seconds(PassShape(3, 64))
     *_, rows = steps("eagle2:depth=4,width=3,nodes=9", costs, 15)
     fed = rows.stats.work[-1].frontiers
     assert fed == (1, 3, 3, 3)
     draft, target = learner.models["draft"], learner.models["target"]
     assert wrong < 0.1
-    assert draft.seconds(Place(1, 64, first=True)) == pytest.approx(FIRST, rel=0.1)
-    assert draft.seconds(Place(3, 64)) == pytest.approx(FIRST + 2, rel=0.2), (
+    assert draft.seconds(PassShape(1, 64, first=True)) == pytest.approx(FIRST, rel=0.1)
+    assert draft.seconds(PassShape(3, 64)) == pytest.approx(FIRST + 2, rel=0.2), (
         "between those of the three layers"
     )
-    assert target.seconds(Place(10, 64)) == pytest.approx(PASS, rel=0.05)
+    assert target.seconds(PassShape(10, 64)) == pytest.approx(PASS, rel=0.05)
 
 
 def test_steps_that_record_passes_teach_nothing(device: list[int]) -> None:
@@ -177,7 +177,7 @@ def test_recordings_of_a_drafter_count_with_the_targets() -> None:
     other.run("a kind", {"x": torch.zeros(1)}, work)
     graphs.run("a kind", {"x": torch.zeros(1)}, work)
     assert graphs.recordings == other.recordings == 2
-    assert Eager().recordings == 0
+    assert EagerCapture().recordings == 0
 
 
 def test_a_cpu_has_done_its_work_when_a_call_returns() -> None:

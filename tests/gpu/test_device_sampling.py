@@ -19,14 +19,14 @@ from transformers import (
 from draftree.acceptors.match import Match
 from draftree.batch import SequenceBatch
 from draftree.models.graph_capture import Graphs
-from draftree.request import Request, under
+from draftree.request import Request, override_sampling
 from draftree.sampling import devices
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.draft_sampling import Drawing, coupled, drawn
+from draftree.sampling.draft_sampling import Drawing, couple_log_q, draw_candidates
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.logits_processors import FrequencyPenalty
 from draftree.sampling.params import Sampling
-from draftree.target.target import HiddenStateSpec, Verified
+from draftree.target.target import HiddenStateSpec, VerificationResult
 from draftree.testing.fakes import Recorder, tiny_target
 from draftree.tree import Candidates, Draw, Tree
 
@@ -158,7 +158,7 @@ def test_the_device_drafts_what_the_host_drafts(device: Callable[[bool], None], 
     found = []
     for there in (False, True):
         device(there)
-        made = drawn(logits, 3, Drawing(kind, SETTINGS, keyed), rows, depths)
+        made = draw_candidates(logits, 3, Drawing(kind, SETTINGS, keyed), rows, depths)
         assert made.logs is not None
         found.append((made.tokens.tolist(), made.log_q.tobytes(), made.logs.numpy().tobytes()))
     assert found[0] == found[1]
@@ -175,18 +175,18 @@ def test_coupled_drafting_never_waits(
         Draw.COUPLED, [*map(Sampling, temperatures)], Keyed(0, np.arange(2), np.arange(2))
     )
     with Waits() as waits:
-        found = coupled(log_q, drawing, np.arange(2), np.zeros(2, np.int64))
+        found = couple_log_q(log_q, drawing, np.arange(2), np.zeros(2, np.int64))
     assert waits.count == 0
     for row, temperature in enumerate(temperatures):
         assert torch.equal(found[row], log_q[row]) is (temperature == 0)
 
 
-def grown(target_rows: int) -> Iterator[tuple[SequenceBatch, Tree, Verified]]:
+def grown(target_rows: int) -> Iterator[tuple[SequenceBatch, Tree, VerificationResult]]:
     """Rows that write at temperature 1, a tree, and the pass over it, on what stands for a device."""
     target = tiny_target(context=96, capture=Graphs(Recorder()))
     rows = SequenceBatch(target.new_cache(target_rows, 96))
     rows.admit(
-        under(
+        override_sampling(
             [Request([7, 18, 29 + row], 60, number=row) for row in range(target_rows)],
             Sampling(1.0, top_p=0.9),
         )

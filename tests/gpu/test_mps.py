@@ -14,7 +14,7 @@ from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.edd import EDD
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD
-from draftree.target.attention_strength import attending
+from draftree.target.attention_strength import measure_attention
 from draftree.testing import tiny_target
 
 METHODS: dict[str, Method] = {
@@ -70,9 +70,9 @@ def test_float16_works() -> None:
 
 def test_the_strength_of_attention_is_measured_there() -> None:
     texts = [np.arange(12) % 61]
-    own = attending(target(True).decoder, texts)
+    own = measure_attention(target(True).decoder, texts)
     with WithoutFloat64():
-        found = attending(target(False).decoder, texts)
+        found = measure_attention(target(False).decoder, texts)
     assert [a.output for a in found] == pytest.approx([a.output for a in own], rel=1e-4)
     assert [a.entropy for a in found] == pytest.approx([a.entropy for a in own], rel=1e-4)
 

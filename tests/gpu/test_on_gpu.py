@@ -22,10 +22,10 @@ from draftree.costs.curves import Costs
 from draftree.kernels.log_exp import exp, log
 from draftree.kernels.philox import WORD, gumbel, gumbel_on_device
 from draftree.loop import Components, State, admit, step
-from draftree.models.graph_capture import Eager, Graphs
+from draftree.models.graph_capture import EagerCapture, Graphs
 from draftree.registry import part
 from draftree.request import Request
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.testing import Case, Suite
@@ -104,7 +104,7 @@ def test_the_device_drafts_what_the_host_drafts(kind: Draw) -> None:
     rows, depths = np.array([0, 1, 2, 3, 0, 2]), np.array([0, 0, 0, 0, 1, 2])
     found = []
     for device in (CPU, GPU):
-        made = drawn(
+        made = draw_candidates(
             logits.to(device),
             3,
             Drawing(kind, SETTINGS, Keyed(4, np.arange(5), np.arange(5) + 7)),
@@ -122,7 +122,7 @@ def demo(request: pytest.FixtureRequest) -> Any:
     target = draftree.load(
         "demo", "suffix", dtype="float64", device="cuda", compile=request.param == "graphs"
     ).target
-    assert isinstance(target.decoder.capture, Graphs if request.param == "graphs" else Eager)
+    assert isinstance(target.decoder.capture, Graphs if request.param == "graphs" else EagerCapture)
     return target
 
 
@@ -152,7 +152,7 @@ def test_texts_are_plain_ones(
     demo: Any, drafter: str, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Trained drafters, alone and three at once, greedy and sampled."""
-    if isinstance(demo.decoder.capture, Eager) and policy not in ("yield", POLICIES[1]):
+    if isinstance(demo.decoder.capture, EagerCapture) and policy not in ("yield", POLICIES[1]):
         pytest.skip("eager passes are slow, and differ in nothing that a policy sees")
     engine, accepted = draftree.load(demo, drafter, policy, costs=CHEAP), list[float]()
     with caplog.at_level(logging.WARNING, "draftree"):
@@ -232,13 +232,15 @@ def test_a_recording_of_another_network_is_not_replayed(change: Any) -> None:
     assert torch.equal(first, a_pass(decoder, cache))
     change(decoder)
     ours = a_pass(decoder, cache)
-    decoder.use_capture(Eager())
+    decoder.use_capture(EagerCapture())
     assert torch.allclose(ours, a_pass(decoder, cache), atol=1e-9)
     assert not torch.allclose(ours, first, atol=1e-9) or change is attends_otherwise
 
 
 def test_a_recording_reads_what_is_given_now() -> None:
-    recorded, plain = (tiny_target(capture=way, device=GPU).decoder for way in (Graphs(), Eager()))
+    recorded, plain = (
+        tiny_target(capture=way, device=GPU).decoder for way in (Graphs(), EagerCapture())
+    )
     caches = recorded.new_cache(1, 8), plain.new_cache(1, 8)
     for first in (3, 9, 1, 30):
         ours, theirs = (a_pass(d, c, first) for d, c in zip((recorded, plain), caches, strict=True))

@@ -21,7 +21,7 @@ from draftree.errors import DraftreeWarning
 from draftree.loop import Components, State, admit, decode, release, step
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch, hide_far, write_mask
-from draftree.models.graph_capture import Capture, Eager, Graphs
+from draftree.models.graph_capture import Capture, EagerCapture, Graphs
 from draftree.online_logistic import Logistic
 from draftree.policies._device_growth import Outlook, grow, leading_tokens
 from draftree.policies.base import Policy
@@ -35,7 +35,7 @@ from draftree.policies.yield_ import Learned, Yield
 from draftree.registry import build, part
 from draftree.request import Emitted, Request
 from draftree.sampling import devices
-from draftree.sampling.draft_sampling import Drawing, drawn, top_k
+from draftree.sampling.draft_sampling import Drawing, draw_candidates, top_k
 from draftree.sampling.params import Sampling
 from draftree.target.device_tree import Choose, Layers, Nodes
 from draftree.target.target import Target
@@ -90,7 +90,7 @@ class Paths:
         logits = torch.stack(
             [self(int(tree.row[n]), tree.tokens[tree.path(int(n))].tolist()) for n in frontier]
         )
-        return drawn(logits, k, Drawing(), tree.row[frontier], tree.depth[frontier])
+        return draw_candidates(logits, k, Drawing(), tree.row[frontier], tree.depth[frontier])
 
 
 class Fakes(Layers):
@@ -312,7 +312,7 @@ def test_a_mask_is_the_hosts(window: int | None) -> None:
 
 
 def lm(
-    target: Target, noise: float, capture: Capture = Eager(), shared: bool = False
+    target: Target, noise: float, capture: Capture = EagerCapture(), shared: bool = False
 ) -> Drafter[Any]:
     """The target itself, with weights a little off, as its drafter: now right, now wrong."""
     small = tiny_target(context=target.decoder.context, capture=capture)
@@ -434,11 +434,11 @@ def test_texts_trees_and_figures_are_the_hosts(
     asked = [
         Request(prompt(n), m, number=i) for i, (n, m) in enumerate(((7, 16), (11, 3), (6, 14)))
     ][: 3 if (which + how // 2) % 3 else 1]
-    theirs = written(Eager(), DRAFTERS[name], policy, asked)
+    theirs = written(EagerCapture(), DRAFTERS[name], policy, asked)
     if how // 2:
         ends = [text[4:5] for text in theirs[0].written]
         asked = [replace(r, eos=frozenset(end)) for r, end in zip(asked, ends, strict=True)]
-        theirs = written(Eager(), DRAFTERS[name], policy, asked)
+        theirs = written(EagerCapture(), DRAFTERS[name], policy, asked)
     assert not unseen
     same(written(Graphs(Recorder()), DRAFTERS[name], policy, asked), theirs)
     assert max(unseen) > 0
@@ -459,7 +459,8 @@ def test_texts_are_the_hosts(name: str, policy: Policy, unseen: list[int]) -> No
     ]
     for requests in (ragged[:1], ragged):
         ours, theirs = (
-            written(c, DRAFTERS[name], policy, requests) for c in (Graphs(Recorder()), Eager())
+            written(c, DRAFTERS[name], policy, requests)
+            for c in (Graphs(Recorder()), EagerCapture())
         )
         assert ours[0].written == theirs[0].written
         assert max(unseen) > 0
@@ -473,7 +474,7 @@ def test_texts_end_with_the_context(name: str, policy: Policy, unseen: list[int]
     requests = [Request(prompt(40 - missing), 30, number=missing) for missing in (9, 4, 0)]
     same(
         written(Graphs(Recorder()), DRAFTERS[name], policy, requests),
-        written(Eager(), DRAFTERS[name], policy, requests),
+        written(EagerCapture(), DRAFTERS[name], policy, requests),
     )
     assert unseen
 
@@ -483,7 +484,7 @@ def test_layers_with_windows_and_other_architectures(name: str, unseen: list[int
     """Windows of five positions, in all layers or in half of them."""
     requests = [Request(prompt(n), 9, number=n) for n in (12, 4)]
     runs = []
-    for capture in (Graphs(Recorder()), Eager()):
+    for capture in (Graphs(Recorder()), EagerCapture()):
         target = Target(Decoder(model(name), capture=capture))
         rows = SequenceBatch(target.new_cache(2, 8))
         drafter = DRAFTERS["edd-vocabulary"](target)
@@ -523,7 +524,7 @@ def test_rows_come_and_go(unseen: list[int]) -> None:
                 _, state = admit(parts, rows, [Request(prompt(4), 20, number=1)], state)
         return texts
 
-    assert run(Graphs(Recorder())) == run(Eager())
+    assert run(Graphs(Recorder())) == run(EagerCapture())
     assert len(unseen) == 4
 
 
@@ -544,7 +545,7 @@ def test_logits_that_are_no_numbers(where: str, unseen: list[int]) -> None:
         EAGLE2(nodes=9, depth=4, width=3),
     )
     runs = []
-    for capture in (Graphs(Recorder()), Eager()):
+    for capture in (Graphs(Recorder()), EagerCapture()):
         with pytest.warns(DraftreeWarning, match="not finite"):
             runs.append(written(capture, broken, policy, requests))
     same(*runs)
@@ -575,7 +576,7 @@ def test_otherwise_the_host_grows_trees(
 ) -> None:
     same(
         written(Graphs(Recorder()), DRAFTERS["edd"], policy, [request_]),
-        written(Eager(), DRAFTERS["edd"], policy, [request_]),
+        written(EagerCapture(), DRAFTERS["edd"], policy, [request_]),
     )
     assert not unseen
 
@@ -584,7 +585,7 @@ def test_trees_that_have_no_room_are_the_hosts(unseen: list[int]) -> None:
     """Of four layers that would be 1,364 nodes; near the end of the text there is room."""
     runs = [
         written(capture, DRAFTERS["edd"], VCT(4, 5), [Request(prompt(6), 10)])
-        for capture in (Graphs(Recorder()), Eager())
+        for capture in (Graphs(Recorder()), EagerCapture())
     ]
     same(*runs)
     assert 0 < len(unseen) < len(runs[0][0].stats.steps)
@@ -621,7 +622,7 @@ def test_sampled_texts_are_the_hosts(
         Request(prompt(n), m, number=i, sampling=sampling)
         for i, (n, m) in enumerate(((1, 6), (11, 3), (6, 14)))
     ]
-    theirs = written(Eager(), DRAFTERS[name], policy, requests, rule=rule)
+    theirs = written(EagerCapture(), DRAFTERS[name], policy, requests, rule=rule)
     assert not unseen
     monkeypatch.setattr(devices, "on_host", lambda device: False)
     same(written(Graphs(Recorder()), DRAFTERS[name], policy, requests, rule=rule), theirs)
@@ -653,7 +654,7 @@ def test_otherwise_the_host_draws(rule: str, samplings: list[Sampling], unseen: 
     requests = [Request(prompt(6), 6, number=i, sampling=each) for i, each in enumerate(samplings)]
     runs = [
         written(capture, DRAFTERS["edd"], VCT(2, 3), requests, rule=rule)
-        for capture in (Graphs(Recorder()), Eager())
+        for capture in (Graphs(Recorder()), EagerCapture())
     ]
     same(*runs)
     assert not unseen

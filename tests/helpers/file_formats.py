@@ -34,15 +34,15 @@ from draftree.cli import arguments
 from draftree.cli.app import main
 from draftree.costs import probe
 from draftree.costs.curves import Costs, CostTable
-from draftree.costs.model import Place, Speed
+from draftree.costs.model import PassShape, Speed
 from draftree.costs.online import OnlineCosts
 from draftree.data import samples
 from draftree.data.prompts import encode, question
 from draftree.data.samples import Sample
 from draftree.drafters.aded import ADED
 from draftree.drafters.base import TrainableMethod
-from draftree.drafters.rest import REST, RESTDrafter, stored
-from draftree.drafters.retrieval.datastore import Stored
+from draftree.drafters.rest import REST, RESTDrafter, load_corpus
+from draftree.drafters.retrieval.datastore import DatastoreMethod
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import LONGEST, DraftreeError, UserError
@@ -237,17 +237,17 @@ def measured(folder: Path) -> None:
 DOCUMENTS = [np.arange(200) * step % VOCAB for step in (1, 3, 11)] + [np.array([5, 6, 7] * 20)]
 
 
-def datastore(method: type[Stored], folder: Path) -> None:
+def datastore(method: type[DatastoreMethod], folder: Path) -> None:
     folder.mkdir()
     method.build(DOCUMENTS, VOCAB, folder, {}, lambda _: None)
 
 
-def searched(method: type[Stored], folder: Path) -> None:
+def searched(method: type[DatastoreMethod], folder: Path) -> None:
     t = target("llama")
     drafter = (
         ADED().searching(folder)
         if method is ADED
-        else RESTDrafter(REST(), (stored(folder),), VOCAB)
+        else RESTDrafter(REST(), (load_corpus(folder),), VOCAB)
     )
     assert Engine(t, drafter, Chain(3), costs=COSTS).write([PROMPT]).tokens == plain()
 
@@ -363,7 +363,7 @@ def findings(folder: Path) -> None:
     ):
         probe._known_speed("cpu", torch.float32)
         exactness.probe_batch_invariance(target("llama").decoder, priced=True)
-        packed_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
+        packed_linear.second_is_faster("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
 def refound(folder: Path) -> None:
@@ -373,10 +373,12 @@ def refound(folder: Path) -> None:
     ):
         size = cost_estimate.target_size(target("llama").decoder)
         assert (
-            0 < size.estimate(probe._known_speed("cpu", torch.float32), Place(4, 50, 1)) < math.inf
+            0
+            < size.estimate(probe._known_speed("cpu", torch.float32), PassShape(4, 50, 1))
+            < math.inf
         )
         exactness.probe_batch_invariance(target("llama").decoder, priced=True)
-        packed_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
+        packed_linear.second_is_faster("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
 def recordings(folder: Path) -> None:
@@ -454,7 +456,7 @@ def gguf_file(folder: Path) -> None:
 def dequantised(folder: Path) -> None:
     """Load a GGUF file with an empty cache folder, and write a short answer with it."""
     with mock.patch.dict("os.environ", {"DRAFTREE_CACHE": str(folder / "cache")}):
-        gguf._kept.cache_clear()
+        gguf._converted_folder.cache_clear()
         written(folder / "target.gguf")
 
 

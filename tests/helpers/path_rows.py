@@ -17,7 +17,7 @@ from transformers import Cache
 from transformers.cache_utils import LinearAttentionLayer
 
 from draftree.models.kv_cache import SlotCache
-from draftree.models.recurrent.ssm_functions import _ASKED
+from draftree.models.recurrent.ssm_functions import _CURRENT_FUNCTIONS
 from draftree.models.supported_architectures import cache_argument
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree
@@ -93,12 +93,12 @@ class PathRows:
         stock: Any = type(mixer).forward
         name = str(cache_argument(inspect.signature(stock).parameters))
         index: Any = mixer.layer_idx
-        token = _ASKED.set(None)
+        token = _CURRENT_FUNCTIONS.set(None)
         try:
             parts = [hidden] if prompt or not self._stepwise else hidden.split(1)
             read = [stock(mixer, part[None], **{name: One(index, layer)})[0] for part in parts]
         finally:
-            _ASKED.reset(token)
+            _CURRENT_FUNCTIONS.reset(token)
         return torch.cat(read)
 
     def _forward(self, mixer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:

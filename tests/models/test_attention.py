@@ -13,7 +13,7 @@ from architectures import CONFIGS, fresh, model, target
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.target import attention_strength
-from draftree.target.attention_strength import Attending, attending
+from draftree.target.attention_strength import Attending, measure_attention
 from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Ints
@@ -62,7 +62,7 @@ def test_the_output_is_what_is_added_to_the_residual_stream(name: str) -> None:
         torch.stack([(add.norm(dim=-1) / x.norm(dim=-1))[8:] for x, add in layer])
         for layer in zip(*rows, strict=True)
     ]
-    got = [layer.output for layer in attending(t.decoder, read)]
+    got = [layer.output for layer in measure_attention(t.decoder, read)]
     assert got == pytest.approx([float(w.mean()) for w in want], rel=1e-5)
 
 
@@ -79,9 +79,9 @@ def changed(name: str, key: str, change: Callable[[Tensor], Any]) -> Decoder:
 )
 def test_the_entropy_is_one_where_it_looks_everywhere_alike(name: str) -> None:
     """Where a window slides, among the keys in it."""
-    even = attending(changed(name, "q_proj", lambda w: w.zero_()), some())
+    even = measure_attention(changed(name, "q_proj", lambda w: w.zero_()), some())
     assert [layer.entropy for layer in even] == pytest.approx([1.0] * 4)
-    sharp = attending(changed(name, "k_proj", lambda w: w.mul_(1e6)), some())
+    sharp = measure_attention(changed(name, "k_proj", lambda w: w.mul_(1e6)), some())
     assert max(layer.entropy for layer in sharp) < (1 if name in POST_NORM else 0.1), (
         "a cap or a norm leaves some"
     )
@@ -106,7 +106,7 @@ def test_the_entropy_is_that_of_the_weights() -> None:
         weights = scores.softmax(-1)
     entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1).mean(0)
     want = float((entropy[8:] / torch.arange(9, 17).log()).mean())
-    assert attending(target("llama").decoder, [ids[0].numpy()])[0].entropy == pytest.approx(
+    assert measure_attention(target("llama").decoder, [ids[0].numpy()])[0].entropy == pytest.approx(
         want, rel=1e-5
     )
 
@@ -118,7 +118,7 @@ def test_a_planted_dead_layer_is_the_only_one(name: str, dead: int) -> None:
     factor = (
         1e-9 if name == "gemma2" else 0.01
     )  # a norm behind it makes up for what is not next to nothing
-    found = attending(changed(name, key, lambda w: w.mul_(factor)), some())
+    found = measure_attention(changed(name, key, lambda w: w.mul_(factor)), some())
     assert [i for i, layer in enumerate(found) if layer.dead] == [dead]
 
 
@@ -127,7 +127,7 @@ def test_the_model_is_left_as_it_was() -> None:
     copy = fresh("llama")
     decoder = Decoder(copy)
     before = copy(ids).logits
-    attending(decoder, some())
+    measure_attention(decoder, some())
     assert decoder.config._attn_implementation == "sdpa"
     assert not any(module._forward_hooks for module in copy.modules())
     assert torch.equal(copy(ids).logits, before)
@@ -139,9 +139,13 @@ def test_a_few_texts_are_read_and_the_same_figures_come_again(
     decoder, many = target("llama").decoder, some(20)
     monkeypatch.setattr(attention_strength, "TEXTS", 2)
     monkeypatch.setattr(attention_strength, "TOKENS", 6)
-    found = attending(decoder, many)
-    assert found == attending(decoder, many) == attending(decoder, [many[0][:6], many[10][:6]])
-    assert found == attending(decoder, [np.array([3]), *many[:1], np.array([4]), many[10]])
+    found = measure_attention(decoder, many)
+    assert (
+        found
+        == measure_attention(decoder, many)
+        == measure_attention(decoder, [many[0][:6], many[10][:6]])
+    )
+    assert found == measure_attention(decoder, [np.array([3]), *many[:1], np.array([4]), many[10]])
 
 
 class Mixer(LlamaAttention):
@@ -152,11 +156,11 @@ def test_what_cannot_be_measured_is_told() -> None:
     decoder = tiny_target().decoder
     for nothing in ([], [np.array([3])]):
         with pytest.raises(UserError, match="texts of at least 2 tokens"):
-            attending(decoder, nothing)
+            measure_attention(decoder, nothing)
     mixing: Any = decoder.layers[0].self_attn
     mixing.__class__ = Mixer
     with pytest.raises(UserError, match="the layers of LlamaForCausalLM attend cannot be measured"):
-        attending(decoder, some())
+        measure_attention(decoder, some())
 
 
 def test_dead_is_below_a_tenth() -> None:
@@ -172,7 +176,7 @@ def test_compiled_layers_are_measured_like_others() -> None:
     plain, compiled = (
         Target.load("demo", dtype="float32", compile=chosen).decoder for chosen in (False, True)
     )
-    expected, found = attending(plain, some()), attending(compiled, some())
+    expected, found = measure_attention(plain, some()), measure_attention(compiled, some())
     assert [layer.output for layer in found] == pytest.approx(
         [layer.output for layer in expected], rel=1e-3
     )

@@ -17,7 +17,7 @@ from draftree import Request, Sampling, Target, UserError
 from draftree.doctor.determinism import describe_layer
 from draftree.engine import Engine
 from draftree.evaluation.compare import bits
-from draftree.models.batch_invariant import Stable
+from draftree.models.batch_invariant import BatchInvariantRunner
 from draftree.models.decoder import Decoder
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths
@@ -127,7 +127,7 @@ def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(
 def test_a_price_is_measured_and_leaves_the_model_as_it_was() -> None:
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
     before = {name: vars(module).get("forward") for name, module in decoder.model.named_modules()}
-    stable = Stable(decoder)
+    stable = BatchInvariantRunner(decoder)
     assert -0.9 < price(decoder, stable, context=16, longest=0.05) < 9
     assert {
         name: vars(module).get("forward") for name, module in decoder.model.named_modules()

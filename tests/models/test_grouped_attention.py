@@ -8,7 +8,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree import Request, Target, load
-from draftree.models.grouped_attention import WIDEST, grouped_attention, use_grouped_attention
+from draftree.models.grouped_attention import (
+    MAX_GROUPED_TOKENS,
+    grouped_attention,
+    use_grouped_attention,
+)
 from draftree.testing import tiny_target
 from folders import target_folder
 
@@ -47,7 +51,8 @@ def given(
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("boolean", [False, True])
 @pytest.mark.parametrize(
-    ("n", "heads", "groups"), [(1, 8, 2), (5, 8, 2), (61, 4, 1), (7, 4, 4), (WIDEST + 1, 4, 2)]
+    ("n", "heads", "groups"),
+    [(1, 8, 2), (5, 8, 2), (61, 4, 1), (7, 4, 4), (MAX_GROUPED_TOKENS + 1, 4, 2)],
 )
 def test_numbers_are_those_of_repeated_heads(
     n: int, heads: int, groups: int, boolean: bool, per_head: bool
@@ -56,7 +61,11 @@ def test_numbers_are_those_of_repeated_heads(
     module = torch.nn.Module()
     module.num_key_value_groups = heads // groups
     found, weights = grouped_attention(
-        module, q, k, v, mask[..., : n + 40] if n in (1, WIDEST + 1) or heads == groups else mask
+        module,
+        q,
+        k,
+        v,
+        mask[..., : n + 40] if n in (1, MAX_GROUPED_TOKENS + 1) or heads == groups else mask,
     )
     each = heads // groups
     wide_k, wide_v = (t.repeat_interleave(each, 1) for t in (k, v))
@@ -105,7 +114,9 @@ def test_it_is_taken_on_a_gpu_for_heads_that_share(
     )
     taken = list[Any]()
     monkeypatch.setattr("draftree.target.target.use_grouped_attention", taken.append)
-    monkeypatch.setattr("draftree.target.target.usable", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(
+        "draftree.target.target.resolve_device", lambda device: torch.device("cuda")
+    )
     monkeypatch.setattr("draftree.target.load_weights.find_spec", lambda name: None)
     monkeypatch.setattr(LlamaForCausalLM, "to", lambda self, *_: self)
     Target.load(folder, torch.float32)

@@ -185,7 +185,7 @@ def test_a_module_that_is_replaced_later_is_noticed() -> None:
 
 def test_a_planted_mistake_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sines of the wrong sign turn queries and keys the other way, which relative positions alone would not show."""
-    monkeypatch.setattr("draftree.models.llama_layers._signed", lambda sines: sines)
+    monkeypatch.setattr("draftree.models.llama_layers._negate_first_half", lambda sines: sines)
     with torch.inference_mode():
         assert HFRunner(model(KNOWN["llama"]), few_operations=True).few_operations() is None
 

@@ -439,7 +439,7 @@ def test_a_large_model_is_compiled_where_that_is_faster(
     monkeypatch.setattr(kernel_choice, "variant", lambda: name)
     small, large = (Decoder(model_of("llama", torch.float32)) for _ in range(2))
     assert not choose_kernels(small, Loading()), "it would have to be waited for"
-    monkeypatch.setattr(kernel_choice, "LARGE", 1000)
+    monkeypatch.setattr(kernel_choice, "MIN_PARAMETERS", 1000)
     timed = lambda topic, about, works: [work() for work in works()] and faster
     monkeypatch.setattr(kernel_choice, "quicker", timed)
     for told in (Loading(kernels="stock"), Loading(attn_implementation="eager")):

@@ -124,7 +124,7 @@ def test_weights_go_straight_to_a_device(
         return real(*args, **given)
 
     monkeypatch.setattr(
-        "draftree.target.target.usable", lambda device: torch.device(device or "cpu")
+        "draftree.target.target.resolve_device", lambda device: torch.device(device or "cpu")
     )
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
     Target.load(folder, torch.float32, place)

@@ -14,11 +14,11 @@ from architectures import fresh
 from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models.batch_invariant import Stable, first_variant_layer
+from draftree.models.batch_invariant import BatchInvariantRunner, first_variant_layer
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.invariant_attention import EXACT
-from draftree.models.invariant_widths import Widths, numbers, widths
+from draftree.models.invariant_widths import Widths, find_elementwise_widths, widths
 from draftree.models.kv_cache import SlotCache
 from draftree.models.packed_linear import use_kernels
 from draftree.registry import build
@@ -56,7 +56,9 @@ def from_roots(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
 def test_what_changes_with_the_width_is_found(
     change: Callable[[int], int], wanted: Widths | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.models.invariant_widths.ENOUGH", 3)  # every entry changes
+    monkeypatch.setattr(
+        "draftree.models.invariant_widths.MIN_COMPARED_ENTRIES", 3
+    )  # every entry changes
     linear = from_roots(change)
     found = widths(linear, 3, torch.float32)
     assert found == wanted
@@ -80,7 +82,7 @@ def test_a_place_in_the_pass_that_changes_a_row_is_found(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("entries", [3, 8, 48, 576, 50_000])
 def test_a_function_of_each_entry_fills_the_lanes_of_one_thread(entries: int) -> None:
-    found, seen = numbers(entries), list[int]()
+    found, seen = find_elementwise_widths(entries), list[int]()
 
     def lanes(rows: Tensor) -> Tensor:
         seen.append(rows.numel())
@@ -131,7 +133,7 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
     ) % 2  # either kernel, in either dtype
     use_kernels(decoder.model, "packed" if by_turns else "stock")
     known = KNOWN.setdefault((dtype, by_turns), {})  # layers of a kind are in many models
-    stable = Stable(decoder, known)
+    stable = BatchInvariantRunner(decoder, known)
     known |= stable.widths
     assert None not in known.values()
     stable.use(decoder)
@@ -192,7 +194,7 @@ def texts_are_plain_decodings(target: Target) -> None:
 def test_where_bits_part_is_named() -> None:
     model = fresh("llama").to(torch.bfloat16)
     decoder = Decoder(model)
-    Stable(decoder).use(decoder)
+    BatchInvariantRunner(decoder).use(decoder)
 
     def odd(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         return out * (1 + (out.shape[1] > 7) / 64)
@@ -211,7 +213,7 @@ def test_experts_say_what_they_said() -> None:
         with torch.no_grad():
             said = model(ids).logits
             decoder = Decoder(model)
-            Stable(decoder).use(decoder)
+            BatchInvariantRunner(decoder).use(decoder)
             assert torch.equal(model(ids).logits, said)
             assert (decoder.hf.model(ids).logits - said).abs().max() < 1e-5
 
@@ -229,7 +231,7 @@ def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
         return flips
 
     first.forward = flipping(first.forward)
-    stable = Stable(decoder)
+    stable = BatchInvariantRunner(decoder)
     assert stable.widths["Qwen3MoeTopKRouter 32 (4, 32)"] == Widths(32, 16, 8192)
     stable.use(decoder)
     assert first_variant_layer(decoder) is None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from draftree import native
 from draftree.kernels.log_probs import log_softmax, reads, top_of
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -76,14 +76,14 @@ def test_all_ways_to_log_q_have_the_same_bits(dtype: torch.dtype) -> None:
     given = logits(1000, dtype)
     given[0, ::7] = -torch.inf
     assert reads(given)
-    found = drawn(given, 6, Drawing(), ZERO, ZERO)
+    found = draw_candidates(given, 6, Drawing(), ZERO, ZERO)
     assert found.log_sums is not None, "the whole log q was not computed"
     whole = found.log_probs
     assert whole is not None
     assert torch.equal(whole, log_softmax(given.float()))
     assert torch.equal(whole, Drawing().log_q(given, ZERO))
     assert (found.log_of(found.tokens) == found.log_q).all()
-    shaped = drawn(given, 6, Drawing(shaped=lambda scores: scores), ZERO, ZERO)
+    shaped = draw_candidates(given, 6, Drawing(shaped=lambda scores: scores), ZERO, ZERO)
     assert shaped.log_sums is None
     assert (shaped.tokens == found.tokens).all()
     assert (shaped.log_q == found.log_q).all()
@@ -97,6 +97,6 @@ def test_other_kinds_of_logits_take_the_way_through_pytorch() -> None:
     assert not reads(logits(50, torch.float64))
     assert not reads(torch.empty(1, 5, device="meta"))
     for dtype in (torch.float64, torch.float16):
-        found = drawn(logits(50, dtype), 4, Drawing(), ZERO, ZERO)
+        found = draw_candidates(logits(50, dtype), 4, Drawing(), ZERO, ZERO)
         assert found.log_sums is None
         assert found.log_probs is not None

@@ -41,7 +41,7 @@ def test_an_unknown_variant_is_one_line_and_status_2() -> None:
 
 
 def test_a_variant_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "wanted", "avx512_bf16")
+    monkeypatch.setattr(native, "requested_variant", "avx512_bf16")
     monkeypatch.setattr(native, "available", lambda: ("generic",))
     with pytest.raises(native.UserError, match=r"'avx512_bf16'.*allowed are generic, off"):
         native.check_variable()
@@ -51,12 +51,14 @@ def test_the_absence_of_native_kernels_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native, "_core", None)
-    monkeypatch.setattr(native, "wanted", "")
+    monkeypatch.setattr(native, "requested_variant", "")
     native.report_absence.cache_clear()
     with caplog.at_level(logging.WARNING):
         native.report_absence()
         native.report_absence()
-    assert [record.message for record in caplog.records] == [native.REMARK.format(native._missing)]
+    assert [record.message for record in caplog.records] == [
+        native.ABSENCE_REMARK.format(native._missing)
+    ]
 
 
 def without_native(code: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.metrics import Work
-from draftree.policies.adaptive import BELIEVED, CERTAIN, Adaptive
+from draftree.policies.adaptive import CERTAIN, PRIOR_ACCEPTANCE, Adaptive
 from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 STAIRS = Costs({1: 0.05}, {1: 1.0, 2: 1.0, 3: 1.5, 4: 1.5, 5: 2.5, 8: 2.5})
@@ -23,7 +23,7 @@ def chains(q: list[list[float]], costs: Costs, length: int = 7) -> Tree:
 
     roots = Tree.from_roots(np.arange(len(q)), np.zeros(len(q), np.int64))
     return Adaptive(length).draft(
-        expand, roots, costs, TreeBudget(np.full(len(q), 99), 512), BELIEVED
+        expand, roots, costs, TreeBudget(np.full(len(q), 99), 512), PRIOR_ACCEPTANCE
     )
 
 
@@ -54,10 +54,10 @@ def test_chains_are_cut_where_passes_get_dearer() -> None:
 
 def test_acceptance_is_learnt_from_what_was_verified() -> None:
     tree = chains([[0.9] * 3], Costs({1: 1e-3}, {1: 1.0, 9: 1.001}), 3)
-    memory, policy = BELIEVED, Adaptive()
+    memory, policy = PRIOR_ACCEPTANCE, Adaptive()
     nothing = AcceptResult((np.zeros(0, np.int64),), np.array([7]))
     for _ in range(100):
         memory = policy.observe(memory, tree, nothing, Work((1,), 4, 1, 0, 0), STAIRS)
     x = np.array([[1.0, np.log(0.9 / 0.1)]])
-    assert memory(x)[0] < 0.2 < BELIEVED(x)[0] == pytest.approx(0.9)
+    assert memory(x)[0] < 0.2 < PRIOR_ACCEPTANCE(x)[0] == pytest.approx(0.9)
     assert 0 < CERTAIN < 1e-3

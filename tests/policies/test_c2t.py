@@ -19,7 +19,7 @@ from draftree.engine import Engine, Generation
 from draftree.errors import UserError
 from draftree.policies.c2t import C2T, FEATURES, Classifier
 from draftree.request import Request
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.testing.fakes import Always, Never, tiny_target
@@ -425,14 +425,17 @@ def test_drafters_say_what_q_was_before_the_noise() -> None:
     drawing = Drawing(
         Draw.COUPLED, [Sampling(temperature=0.5, seed=3)], Keyed(3, np.array([4]), np.array([9]))
     )
-    found = drawn(logits, 4, drawing, np.zeros(3, np.int64), np.arange(3))
+    found = draw_candidates(logits, 4, drawing, np.zeros(3, np.int64), np.arange(3))
     whole = torch.log_softmax(logits.double() / 0.5, dim=-1)
     assert found.raw.log_probs is found.unconditioned
     assert found.raw.log_q == pytest.approx(np.take_along_axis(whole.numpy(), found.tokens, axis=1))
     assert found.log_probs is not None
     assert not torch.allclose(found.log_probs, whole)
     assert found.raw.last(2).entropy() == pytest.approx(found.last(2).raw.entropy())
-    assert drawn(logits, 4, Drawing(), np.zeros(3, np.int64), np.arange(3)).unconditioned is None
+    assert (
+        draw_candidates(logits, 4, Drawing(), np.zeros(3, np.int64), np.arange(3)).unconditioned
+        is None
+    )
 
 
 # Knobs.

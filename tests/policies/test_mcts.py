@@ -395,7 +395,7 @@ def test_trees_follow_from_the_root_s_token_alone() -> None:
 
 
 def test_a_layer_of_very_many_nodes_is_asked_about_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcts, "BREADTH", 5)
+    monkeypatch.setattr(mcts, "MAX_LAYER_NODES", 5)
     asked: list[tuple[list[int], int]] = []
     rule = levels(2, 3, missing=0.0)
     grown(MCTS(width=3), following(rule, asked))

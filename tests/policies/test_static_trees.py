@@ -50,7 +50,7 @@ from draftree.tuning.static import (
     rank_texts,
     tree_file,
 )
-from draftree.utils.validated_dataclass import parsed as parsed_knobs
+from draftree.utils.validated_dataclass import parse_options as parsed_knobs
 from folders import target_folder
 
 TABLE = np.array([[0.6, 0.3], [0.5, 0.2]])

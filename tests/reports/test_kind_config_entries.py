@@ -16,7 +16,7 @@ from transformers import LlamaConfig, Qwen3Config
 
 from architectures import build
 from draftree.cli.app import main
-from draftree.errors import DraftreeWarning, UserError, shown
+from draftree.errors import DraftreeWarning, UserError, format_value
 from draftree.formats import config_entries
 from draftree.formats.block_drafters import Sight
 from draftree.formats.config_entries import Table
@@ -304,7 +304,7 @@ def test_a_targets_entry_that_its_model_does_not_read_is_named(
     with pytest.warns(DraftreeWarning) as told:
         to = Target(Decoder(model), kind)
     assert [str(w.message) for w in told if w.category is DraftreeWarning] == [
-        f"the target's config has {name} {shown(STRAY[name])}, which a {kind} has not: it is not used"
+        f"the target's config has {name} {format_value(STRAY[name])}, which a {kind} has not: it is not used"
         for name in sorted(entries)
     ]
     ids, stored = (

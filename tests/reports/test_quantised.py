@@ -14,7 +14,7 @@ from draftree import UserError
 from draftree.doctor import forward_parity
 from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import Engine, load, plain
-from draftree.models.int4_linear import FourBits
+from draftree.models.int4_linear import Int4Linear
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
@@ -67,8 +67,10 @@ def test_a_drafter_of_a_rounded_target_is_not_rounded(name: str, rounded: Target
     made = engine(rounded, name)
     drafter: Any = made.drafter
     own = {id(m) for m in rounded.decoder.model.modules()}
-    assert any(isinstance(m, FourBits) for m in rounded.decoder.model.modules())
-    assert not [m for m in drafter.model.modules() if isinstance(m, FourBits) and id(m) not in own]
+    assert any(isinstance(m, Int4Linear) for m in rounded.decoder.model.modules())
+    assert not [
+        m for m in drafter.model.modules() if isinstance(m, Int4Linear) and id(m) not in own
+    ]
     assert made.write([REQUEST]).tokens == plain(rounded, [REQUEST]).tokens
 
 

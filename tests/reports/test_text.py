@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
 from draftree.data.prompts import encode, question
 from draftree.data.samples import read
 from draftree.drafters._from_objects import LoadedModel
-from draftree.drafters.rest import REST, RESTDrafter, indexed
+from draftree.drafters.rest import REST, RESTDrafter, index_documents
 from draftree.engine import Engine, load, plain
 from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
@@ -141,7 +141,7 @@ def test_a_text_has_one_beginning(tmp_path: Path) -> None:
 def test_a_data_store_keeps_large_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     vocab, last = 69_994, 69_993
     documents = [np.array([1, 65_536, last, 65_537, 1, 65_536, last, 65_537, 5], np.uint32)]
-    drafter = RESTDrafter(REST(), (indexed(documents, vocab),), vocab)
+    drafter = RESTDrafter(REST(), (index_documents(documents, vocab),), vocab)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,

@@ -16,7 +16,7 @@ from draftree import UserError
 from draftree.data.samples import Sample, chat_samples, read
 from draftree.doctor import forward_parity
 from draftree.drafters.edd import EDD
-from draftree.drafters.neural.block_loss import anchored
+from draftree.drafters.neural.block_loss import draw_anchors
 from draftree.models.decoder import Decoder
 from draftree.registry import build
 from draftree.target.target import Target
@@ -342,7 +342,7 @@ def test_what_a_block_is_trained_as_is_what_it_decodes(spec: str) -> None:
     rows = np.stack(texts([14, 14], np.random.default_rng(5)))
     assert forward_parity.largest_difference(target, drafter, rows, 4, 1) < 1e-6
     batch = forward_parity.batch_of(target, drafter, rows)
-    places = anchored(batch, 4, 3, 0.0)
+    places = draw_anchors(batch, 4, 3, 0.0)
     assert (
         places.labels[places.valid]
         > places.anchors[:, :, None].expand_as(places.labels)[places.valid]
@@ -365,7 +365,7 @@ def test_each_text_has_its_own_number_of_roots() -> None:
     batch = Teacher(target, drafter_for(target, "dflash:block=4").needs, samples, 0).batch(
         range(2), 0
     )
-    places = anchored(batch, 3, 4, 0.0)
+    places = draw_anchors(batch, 3, 4, 0.0)
     assert places.valid[:, :, 0].sum(1).tolist() == [4, 4]
 
 

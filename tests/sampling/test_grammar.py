@@ -160,7 +160,7 @@ def test_order_of_asking_does_not_matter(
 ) -> None:
     vocab = len(TOKENS) + 3  # ids that no token has are asked for as well
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammar, "REMEMBERED", kept)
+        patch.setattr(grammar, "MAX_CACHED_NODES", kept)
         wanders = constrained(pattern, canonical, vocab=vocab)
         for ids in [*asked, *reversed(asked)]:
             fresh = constrained(pattern, canonical, vocab=vocab)
@@ -173,7 +173,7 @@ def test_order_of_asking_does_not_matter(
 def test_walks_back_and_forth_over_json(
     demo: Target, monkeypatch: pytest.MonkeyPatch, canonical: bool, spaces: Spaces
 ) -> None:
-    monkeypatch.setattr(grammar, "REMEMBERED", 1)
+    monkeypatch.setattr(grammar, "MAX_CACHED_NODES", 1)
     made, tokens = (
         Grammar.json_schema(SCHEMA, spaces, canonical),
         Vocabulary.of(demo.tokenizer, 4096, demo.eos),
@@ -321,7 +321,7 @@ def test_a_draft_that_no_token_goes_on_from_is_dropped(acceptor: str) -> None:
 def test_parser_that_gives_up_says_so_and_goes_on_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammar, "REMEMBERED", 1)
+    monkeypatch.setattr(grammar, "MAX_CACHED_NODES", 1)
     rules = range(3000)  # the parser's limit is 2,000 at once
     text = f'start: "b"? | "a" ({" | ".join(f"r{i}" for i in rules)})?\n' + "\n".join(
         f'r{i}: "a" "{i}"' for i in rules
@@ -338,7 +338,7 @@ def test_parser_that_gives_up_says_so_and_goes_on_elsewhere(
 
 
 def test_as_many_texts_are_remembered_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar, "REMEMBERED", 3)
+    monkeypatch.setattr(grammar, "MAX_CACHED_NODES", 3)
     processor = constrained("c*")
     for n in range(9):
         processor.allowed([2] * n)

@@ -15,7 +15,7 @@ from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWar
 from draftree.errors import NotANumber, UserError
 from draftree.sampling import draft_sampling
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.draft_sampling import BEYOND, Drawing, drawn, top_k
+from draftree.sampling.draft_sampling import EXTRA_TOP_K, Drawing, draw_candidates, top_k
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.sampling.warpers import MinP, Temperature, TopP
@@ -206,7 +206,7 @@ def test_top_k_takes_one_transfer_unless_many_values_tie(monkeypatch: pytest.Mon
     monkeypatch.setattr(draft_sampling, "on_host", lambda values: False)
     monkeypatch.setattr(Tensor, "cpu", lambda self: transfers.append(1) or stock(self))
     values = torch.randperm(500, generator=torch.Generator().manual_seed(0)).view(2, 250).float()
-    for ties, wanted in ((1, 1), (2, 1), (BEYOND, 1), (BEYOND + 1, 2), (60, 2)):
+    for ties, wanted in ((1, 1), (2, 1), (EXTRA_TOP_K, 1), (EXTRA_TOP_K + 1, 2), (60, 2)):
         transfers.clear()
         tied = values.clone()
         tied[1, 7 : 7 + ties] = 1000.0
@@ -233,18 +233,20 @@ def test_top_k_is_a_stable_sort(width: int, host: bool, data: st.DataObject, k: 
 
 def test_point_draws_are_the_likeliest_with_their_log_q() -> None:
     q = torch.tensor([[0.1, 0.6, 0.3], [0.4, 0.2, 0.4]])
-    found = drawn(q.log(), 2, Drawing(), np.array([0, 1]), np.array([0, 0]))
+    found = draw_candidates(q.log(), 2, Drawing(), np.array([0, 1]), np.array([0, 0]))
     assert found.tokens.tolist() == [[1, 2], [0, 2]]
     assert np.exp(found.log_q) == pytest.approx(np.array([[0.6, 0.3], [0.4, 0.4]]), abs=1e-6)
     assert found.draw is Draw.POINT
-    assert drawn(q.log(), 9, Drawing(), np.array([0, 1]), np.array([0, 0])).tokens.shape == (2, 3)
+    assert draw_candidates(
+        q.log(), 9, Drawing(), np.array([0, 1]), np.array([0, 0])
+    ).tokens.shape == (2, 3)
 
 
 def sampled(kind: Draw, k: int, temperature: float, logits: Tensor, places: int) -> Ints:
     """[places, k] draws, each for a request of its own."""
     noise = Keyed(4, np.arange(places), np.full(places, 7))
     drawing = Drawing(kind, [Sampling(temperature)] * places, noise)
-    found = drawn(
+    found = draw_candidates(
         logits.expand(places, -1), k, drawing, np.arange(places), np.zeros(places, np.int64)
     )
     log_q = torch.log_softmax(logits.double() / temperature, -1).numpy()
@@ -293,15 +295,22 @@ def test_sampled_draws_are_fresh_in_every_step_and_not_the_targets_own() -> None
     drawing: Callable[[Keyed], Drawing] = lambda noise: Drawing(
         Draw.WITHOUT_REPLACEMENT, [Sampling(1.0)], noise
     )
-    one = drawn(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens
-    assert one.tolist() == drawn(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens.tolist()
+    one = draw_candidates(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens
+    assert (
+        one.tolist()
+        == draw_candidates(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens.tolist()
+    )
     later = "a rule may have looked at drafts it did not accept: the same place is drafted anew with other noise"
     assert (
-        one.tolist() != drawn(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO + 3).tokens.tolist()
+        one.tolist()
+        != draw_candidates(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO + 3).tokens.tolist()
     ), later
-    assert one.tolist() != drawn(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO).tokens.tolist()
+    assert (
+        one.tolist()
+        != draw_candidates(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO).tokens.tolist()
+    )
     p = torch.full((50,), 0.02, dtype=torch.float64)
-    draft = lambda noise: drawn(logits, 1, drawing(noise), ZERO, ZERO).tokens[0, 0]
+    draft = lambda noise: draw_candidates(logits, 1, drawing(noise), ZERO, ZERO).tokens[0, 0]
     same = [
         noise.categorical(p, 0, 0) == draft(noise) for noise in (keyed(1, n, 9) for n in range(200))
     ]

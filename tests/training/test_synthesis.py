@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from draftree.cli import app
-from draftree.data.decontamination import Excluded, asked
+from draftree.data.decontamination import Excluded, extract_questions
 from draftree.data.samples import read
 from draftree.engine import plain
 from draftree.errors import UserError
@@ -34,7 +34,7 @@ from draftree.training.synthesize import (
     select_questions,
     synthesize,
 )
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 from folders import byte_tokenizer, talking_folder, target_folder
 
 HOW = Synthesis(count=12, tokens=16, rows=8, seed=2)
@@ -52,7 +52,7 @@ def target(folder: Path) -> Target:
 
 
 def made_up(
-    target: Target, out: Path, how: Synthesis = HOW, tell: Tell = silent, **more: Any
+    target: Target, out: Path, how: Synthesis = HOW, tell: Tell = ignore_progress, **more: Any
 ) -> list[str]:
     path = synthesize(target, how, out, HERE, tell, **more)
     chats = [json.loads(line)["messages"] for line in path.read_text().splitlines()]
@@ -237,7 +237,7 @@ LONG = "A robe takes two bolts of blue fiber and half that much white fiber. How
     ],
 )
 def test_what_a_row_asks(row: dict[str, Any], texts: list[str]) -> None:
-    assert asked(row, "here") == texts
+    assert extract_questions(row, "here") == texts
 
 
 def test_an_excluded_prompt_is_known_by_its_words() -> None:
@@ -381,7 +381,7 @@ def test_a_server_writes_what_the_target_would(
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     here = regenerate(target, [chats], tmp_path / "here", ANSWERS, HERE)
     there = regenerate(
-        target, [chats], tmp_path / "there", ANSWERS, HERE, silent, remote(serving, target)
+        target, [chats], tmp_path / "there", ANSWERS, HERE, ignore_progress, remote(serving, target)
     )
     assert there.read_text() == here.read_text()
     assert len(serving.bodies) == 4 + 2
@@ -424,11 +424,19 @@ def test_a_run_by_a_server_goes_on_where_it_stopped(
         )
     before = len(serving.bodies)
     regenerate(
-        target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(serving, target, check=2)
+        target,
+        [chats],
+        tmp_path / "out",
+        ANSWERS,
+        HERE,
+        ignore_progress,
+        remote(serving, target, check=2),
     )
     assert len(serving.bodies) - before < 4
     broken = serve(target, lambda number: (500, "broken"))
-    regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(broken, target))
+    regenerate(
+        target, [chats], tmp_path / "out", ANSWERS, HERE, ignore_progress, remote(broken, target)
+    )
     assert not broken.bodies, "what is finished is not asked for again"
 
 
@@ -459,7 +467,7 @@ def test_a_server_that_fails_is_told_in_a_line(
             tmp_path / "out",
             ANSWERS,
             HERE,
-            silent,
+            ignore_progress,
             remote(serving, target, tries=3, parallel=1),
         )
     assert str(error.value).startswith(f"server '{serving.url}' {told}")
@@ -472,7 +480,7 @@ def test_a_server_that_fails_is_told_in_a_line(
             tmp_path / "out",
             ANSWERS,
             HERE,
-            silent,
+            ignore_progress,
             remote(serving, target, tries=2),
         )
 
@@ -494,7 +502,7 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
             tmp_path / "out",
             ANSWERS,
             HERE,
-            silent,
+            ignore_progress,
             remote(serving, target, check=3),
         )
     assert not list((tmp_path / "out").rglob("*.jsonl"))
@@ -502,7 +510,9 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
     with pytest.raises(UserError, match="it serves another model or another chat template"):
         made_up(target, tmp_path / "questions", how, author=remote(serving, target, check=3))
     trusting = remote(serving, target, agreement=0.0)
-    assert regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, silent, trusting).is_file()
+    assert regenerate(
+        target, [chats], tmp_path / "out", ANSWERS, HERE, ignore_progress, trusting
+    ).is_file()
 
 
 def test_agreement_is_the_share_of_the_targets_own_tokens(target: Target) -> None:

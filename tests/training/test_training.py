@@ -18,7 +18,7 @@ from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.edd import EDD
-from draftree.drafters.neural.losses import before, draft_loss, kl
+from draftree.drafters.neural.losses import draft_loss, kl, predicting_positions
 from draftree.drafters.neural.training_masks import block_starts
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
@@ -262,7 +262,7 @@ def batch(tokens: list[list[int]], learn: list[list[bool]], logits: torch.Tensor
 def test_losses_by_hand() -> None:
     p, q = [[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]], [[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]]
     b = batch([[0, 1, 0]], [[False, True, False]], torch.tensor(p).log()[None])
-    draft = torch.tensor(q).log()[None][before(b.learn)]
+    draft = torch.tensor(q).log()[None][predicting_positions(b.learn)]
     # Token 1 alone is learnt, and it is predicted from position 0.
     divergence = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
     assert float(draft_loss("kl", b, draft)) == pytest.approx(divergence)

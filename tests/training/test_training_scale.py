@@ -42,7 +42,7 @@ from draftree.training.feature_cache import Shards
 from draftree.training.regenerate import ABOUT, FILE, PARTS, Regeneration, prompts, regenerate
 from draftree.training.teacher import Teacher
 from draftree.training.trainer import Plan, Progress, train
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 from folders import byte_tokenizer, talking_folder, target_folder
 
 CLOSE = 1e-12
@@ -559,7 +559,9 @@ def asked(tmp_path: Path) -> list[Path]:
 HOW = Regeneration(tokens=12, batch=2, max_tokens=64)
 
 
-def regenerated(folder: Path, asked: list[Path], out: Path, tell: Tell = silent) -> list[Any]:
+def regenerated(
+    folder: Path, asked: list[Path], out: Path, tell: Tell = ignore_progress
+) -> list[Any]:
     target = Target.load(str(folder), device="cpu")
     path = regenerate(target, asked, out, HOW, Processes.on(torch.device("cpu")), tell)
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from draftree.utils.gc_pause import MANY, SELDOM, gc_paused
+from draftree.utils.gc_pause import GC_THRESHOLD, MIN_LOADED_OBJECTS, gc_paused
 
 
 def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> None:
@@ -14,9 +14,9 @@ def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> Non
     one, other = gc_paused(), gc_paused()
     one.__enter__()
     other.__enter__()
-    assert gc.get_threshold() == (SELDOM, *before[1:])
+    assert gc.get_threshold() == (GC_THRESHOLD, *before[1:])
     one.__exit__(None, None, None)
-    assert gc.get_threshold()[0] == SELDOM
+    assert gc.get_threshold()[0] == GC_THRESHOLD
     other.__exit__(None, None, None)
     assert gc.get_threshold() == before
     with pytest.raises(OSError, match="full"), gc_paused():
@@ -27,7 +27,7 @@ def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> Non
 def test_a_search_that_is_off_stays_off_and_a_rarer_one_as_rare() -> None:
     before = gc.get_threshold()
     try:
-        for asked in (0, 10 * SELDOM):
+        for asked in (0, 10 * GC_THRESHOLD):
             gc.set_threshold(asked)
             with gc_paused():
                 assert gc.get_threshold()[0] == asked
@@ -56,7 +56,7 @@ print(sum(id(m) in old for m in made), sum(again) - sum(searched), gc.get_freeze
 
 
 def test_what_was_loaded_is_old_without_a_search_and_a_few_objects_are_not() -> None:
-    assert loaded(MANY + 10_000) == (MANY + 10_000, 0)
+    assert loaded(MIN_LOADED_OBJECTS + 10_000) == (MIN_LOADED_OBJECTS + 10_000, 0)
     assert loaded(100) == (0, 0)
 
 
@@ -65,8 +65,8 @@ def test_what_somebody_froze_stays_frozen() -> None:
     try:
         frozen = gc.get_freeze_count()
         with gc_paused():
-            made = [[i] for i in range(MANY + 1000)]
-        assert len(made) > MANY
+            made = [[i] for i in range(MIN_LOADED_OBJECTS + 1000)]
+        assert len(made) > MIN_LOADED_OBJECTS
         assert gc.get_freeze_count() >= frozen - 100  # some of them may have died
     finally:
         gc.unfreeze()

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from draftree.errors import UnknownName, UserError
-from draftree.utils.validated_dataclass import LARGEST, Knobs, Part, knob, parsed
+from draftree.utils.validated_dataclass import LARGEST, Knobs, Part, knob, parse_options
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def test_a_part_names_itself() -> None:
 
 def test_texts_are_read_by_the_fields_types() -> None:
     texts = ["boards=4", "full=1", "top=None", "first=7", "wood=pine", "painted=True", "label=3"]
-    assert Shelf(**parsed(texts, Shelf, "a shelf")) == Shelf(
+    assert Shelf(**parse_options(texts, Shelf, "a shelf")) == Shelf(
         4, full=1.0, top=None, first=7, wood="pine", painted=True, label="3"
     )
 
@@ -94,15 +94,15 @@ def test_texts_are_read_by_the_fields_types() -> None:
 )
 def test_a_text_of_no_such_value_is_refused_by_the_dataclass(text: str) -> None:
     with pytest.raises(UserError, match=f"^{text.partition('=')[0]} is .*, allowed is"):
-        Shelf(**parsed([text], Shelf, "a shelf"))
+        Shelf(**parse_options([text], Shelf, "a shelf"))
 
 
 def test_what_is_no_key_is_told_with_those_that_are() -> None:
     with pytest.raises(
         UserError, match="'boards' is not key=value; keys of a shelf: boards, books"
     ):
-        parsed(["boards"], Shelf, "a shelf")
+        parse_options(["boards"], Shelf, "a shelf")
     with pytest.raises(
         UnknownName, match=r"unknown key of a shelf 'bords': known are .*did you mean 'boards'"
     ):
-        parsed(["bords=1"], Shelf, "a shelf")
+        parse_options(["bords=1"], Shelf, "a shelf")

@@ -132,7 +132,7 @@ def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
     return certain
 
 
-def judged(
+def find_accepted_sibling(
     tree: Tree, siblings: Ints, node: int, p: Tensor, chance: RandomSource, replacement: bool = True
 ) -> tuple[int | None, int]:
     """Test siblings in turn by rejection sampling; return the first accepted one and its token.

@@ -55,13 +55,15 @@ class Block(Acceptor):
             weight = min(1.0, weight * ratio(here, proposal(tree, node, len(here)), token))
             if weight == 0:  # and so it stays
                 break
-            if chance.bernoulli(_kept(tree, chain, i, p, weight), row, i - 1):
+            if chance.bernoulli(_prefix_acceptance(tree, chain, i, p, weight), row, i - 1):
                 length, of_kept = i, weight
-        bonus = _left(tree, chain, length, p, of_kept)
+        bonus = _block_residual(tree, chain, length, p, of_kept)
         return np.array(chain[1 : length + 1], np.int64), chance.categorical(bonus, row, length)
 
 
-def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> float:
+def _prefix_acceptance(
+    tree: Tree, chain: list[int], i: int, p: Distributions, weight: float
+) -> float:
     """Return h_i, the probability that a chain's first i drafts are kept (Algorithm 2, eq. 4)."""
     if i == len(chain) - 1:
         return weight
@@ -70,7 +72,9 @@ def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float)
     return rest / (rest + 1 - weight) if rest > 0 else float(weight == 1)
 
 
-def _left(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> Tensor:
+def _block_residual(
+    tree: Tree, chain: list[int], i: int, p: Distributions, weight: float
+) -> Tensor:
     """Return the distribution [V] of the token after the first i drafts (Algorithm 2, eq. 3)."""
     here = p(chain[i])
     return (

@@ -9,7 +9,7 @@ from typing import ClassVar, final
 
 from typing_extensions import override
 
-from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
+from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, find_accepted_sibling
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.keyed_noise import RandomSource
 from draftree.tree import AcceptResult, Draw, Tree
@@ -32,5 +32,8 @@ class Rejection(Acceptor):
     @override
     def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
         return descend(
-            tree, lambda node: judged(tree, tree.children(node)[:1], node, p(node), chance)
+            tree,
+            lambda node: find_accepted_sibling(
+                tree, tree.children(node)[:1], node, p(node), chance
+            ),
         )

@@ -35,12 +35,12 @@ class Traversal(Acceptor):
 
     @override
     def accept(self, tree: Tree, p: Distributions, chance: RandomSource) -> AcceptResult:
-        found = [_kept(tree, root, 1.0, p, chance) for root in range(tree.roots)]
+        found = [_accept_path(tree, root, 1.0, p, chance) for root in range(tree.roots)]
         paths = tuple(np.array(nodes[1:], np.int64) for nodes, _ in found)
         return AcceptResult(paths, np.array([token for _, token in found], np.int64))
 
 
-def _kept(
+def _accept_path(
     tree: Tree, node: int, weight: float, p: Distributions, chance: RandomSource
 ) -> tuple[list[int], int]:
     """Return the accepted path that starts at a node, and the token after it.
@@ -62,10 +62,10 @@ def _kept(
         return [], -1
     here, gone = p(node), list[int]()
     for child in tree.children(node).tolist():
-        q, token = _drawn_from(tree, child, len(here), gone), int(tree.tokens[child])
+        q, token = _sibling_distribution(tree, child, len(here), gone), int(tree.tokens[child])
         if q is None:
             break
-        path, bonus = _kept(tree, child, min(1.0, weight * ratio(here, q, token)), p, chance)
+        path, bonus = _accept_path(tree, child, min(1.0, weight * ratio(here, q, token)), p, chance)
         if path:
             return [node, *path], bonus
         rest = float((weight * here - q).clamp(min=0).sum())
@@ -80,7 +80,7 @@ def _kept(
     return [node], chance.categorical(here, row, depth)
 
 
-def _drawn_from(tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor | None:
+def _sibling_distribution(tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor | None:
     """Return the q [V] of a child with the tokens of its earlier siblings excluded.
 
     Return None if rounding has left no probability.

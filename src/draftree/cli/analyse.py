@@ -16,7 +16,7 @@ from draftree.cli.options import (
 )
 from draftree.cli.output_files import check_output
 from draftree.errors import UserError
-from draftree.utils.files import whole
+from draftree.utils.files import replace_file
 from draftree.utils.validated_dataclass import knob
 
 ENDINGS = ("png", "svg")
@@ -90,7 +90,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
                 )
         for name, figure in drawn:
             for ending in ENDINGS:
-                with whole(asked.pictures / f"{name}.{ending}") as partial:
+                with replace_file(asked.pictures / f"{name}.{ending}") as partial:
                     figure.savefig(partial, dpi=150, format=ending)
     saved = {} if result is None else {"result": share_by_depth_of_rows(result["rows"])}
     if asked.as_json:

@@ -38,7 +38,7 @@ from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning
 from draftree.native import check_variable
 from draftree.utils.gc_pause import gc_paused
-from draftree.utils.signals import STATUSES, Interrupted, raised
+from draftree.utils.signals import STATUSES, Interrupted, raise_on_signal
 
 app = typer.Typer(
     cls=Group,
@@ -131,7 +131,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         warnings.showwarning = lambda message, *_: remark(str(message))
     signals: list[int] = []
     try:  # a signal may come while handlers are set or reset, too
-        with raised() as signals, gc_paused():
+        with raise_on_signal() as signals, gc_paused():
             try:
                 check_variable()
                 command = typer.main.get_command(app)

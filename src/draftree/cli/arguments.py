@@ -18,7 +18,7 @@ from draftree.drafters.base import Drafter
 from draftree.engine import PUBLISHED, Engine, usual_drafter
 from draftree.errors import UserError
 from draftree.evaluation.roofline import Machine, count_draft_reads
-from draftree.formats.known_checkpoints import best_for
+from draftree.formats.known_checkpoints import find_published
 from draftree.registry import build
 from draftree.sampling.grammar import Grammar
 from draftree.target.target import Target
@@ -176,7 +176,7 @@ def drafter(spec: str | None, target: str) -> str:
     If the usual drafter is not trained for the target, a remark is printed.
     """
     if spec == PUBLISHED:
-        return best_for(target)
+        return find_published(target)
     usual, told = usual_drafter(target)
     if spec is None and told:
         remark(told)

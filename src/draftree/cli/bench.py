@@ -22,7 +22,7 @@ from draftree.cli.options import (
 )
 from draftree.cli.output_files import check_output, default_name
 from draftree.errors import UserError
-from draftree.utils.files import locked
+from draftree.utils.files import lock_output
 from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
@@ -377,7 +377,7 @@ def prepare(ctx: typer.Context, asked: CellsOptions) -> PreparedRun:
     cells = product(pairs, asked.temperature)
     suite.select(asked.category)
     check_output(asked.out, asked.force)
-    ctx.with_resource(locked(asked.out))
+    ctx.with_resource(lock_output(asked.out))
     if suite.rule:
         remark(f"'{suite.name}': {suite.summary} ({suite.rule})")
     if whole and not asked.drafter:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError
-from draftree.utils.files import whole
+from draftree.utils.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ def profile(bars: Mapping[str, Mapping[str, float]], title: str) -> "Figure":
 
 def _save(figure: "Figure", path: Path) -> None:
     try:
-        with whole(path) as partial:
+        with replace_file(path) as partial:
             figure.savefig(partial, dpi=150, format=path.suffix[1:])
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error

@@ -48,7 +48,7 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     """
     from draftree.cli import arguments, cost_charts, terminal
     from draftree.cost_estimate import identity, learnt_costs
-    from draftree.costs.curves import CostTable, bracket
+    from draftree.costs.curves import CostTable, round_up_batch_size
     from draftree.evaluation.time_estimate import timed_seconds
     from draftree.measure_costs import LONGEST, measure
 
@@ -56,7 +56,7 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
         cost_charts.check()
     spec, model, opened = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     title = f"{spec} for {asked.target}"
-    sizes = list(dict.fromkeys(map(bracket, asked.rows)))
+    sizes = list(dict.fromkeys(map(round_up_batch_size, asked.rows)))
     terminal.forecast("timing draft steps and passes", timed_seconds(model, opened, sizes, LONGEST))
     with terminal.busy("measuring what a step costs") as tell:
         entries = [entry for several in sizes for entry in measure(model, opened, several, tell)]

@@ -83,7 +83,7 @@ def show_datastore(
     from draftree.cli import terminal
     from draftree.drafters.retrieval import datastore
 
-    note = datastore.note(folder)
+    note = datastore.read_note(folder)
     if as_json:
         return emit(note)
     rows = [

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from draftree.aliases import accepted
 from draftree.cli.output_files import check_output
-from draftree.errors import UnknownName, UserError, shown
+from draftree.errors import UnknownName, UserError, format_value
 from draftree.models.load_options import Loading, Source
 from draftree.target.names import DEMO, SMOLLM2
 from draftree.text.option_fields import Parameters
@@ -102,7 +102,9 @@ def _check_read(values: Mapping[str, Any]) -> None:
                 )
     schema = values.get("json_schema")
     if isinstance(schema, str) and not is_json(schema) and not exists(schema):
-        raise UserError(f"--json-schema is {shown(schema)}, which is neither JSON nor a file")
+        raise UserError(
+            f"--json-schema is {format_value(schema)}, which is neither JSON nor a file"
+        )
 
 
 def is_json(text: str) -> bool:
@@ -148,7 +150,7 @@ def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
     for name, (words, fine) in rules(kind):
         if name in same and values.get(name) is not None and not fine(values[name]):
             allowed = words.removeprefix("none or ")  # which is not typed
-            yield f"{flag(same[name])} is {shown(values[name])}, allowed is {allowed}"
+            yield f"{flag(same[name])} is {format_value(values[name])}, allowed is {allowed}"
     for item in values.get("logit_bias") or ():
         bias(item)
     if {"min_new_tokens", "max_new_tokens"} <= values.keys() and values["min_new_tokens"] > values[
@@ -193,13 +195,15 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
         raise UserError(
             f"the model is '{name}', which is a number; -n {name} bounds the number of tokens"
         )
-    from draftree.target.hub import located
+    from draftree.target.hub import locate_model
 
     try:
-        located(name, loading.get("revision"))
+        locate_model(name, loading.get("revision"))
     except FileNotFoundError as error:
         known = f"{DEMO}, {SMOLLM2}, a Hugging Face folder, a file .gguf, a hub id"
-        raise UserError(f"cannot load target {shown(name)} (allowed: {known}): {error}") from error
+        raise UserError(
+            f"cannot load target {format_value(name)} (allowed: {known}): {error}"
+        ) from error
 
 
 def check_downloads(spec: str) -> None:
@@ -227,11 +231,13 @@ def check_repository(name: str, told: str, file: str = "config.json") -> None:
     Raises:
         UserError: the repository or path does not exist, or the hub cannot be reached.
     """
-    from draftree.target.hub import AT, located
+    from draftree.target.hub import REVISION_SEPARATOR, locate_model
 
-    repository, _, revision = name.partition(AT) if not exists(name) else (name, "", "")
+    repository, _, revision = (
+        name.partition(REVISION_SEPARATOR) if not exists(name) else (name, "", "")
+    )
     try:
-        located(repository, revision or None, file)
+        locate_model(repository, revision or None, file)
     except FileNotFoundError as error:
         raise UserError(f"{told}: {error}") from error
 
@@ -318,7 +324,7 @@ def _check_keys(kind: str, name: str, items: Sequence[str]) -> None:
         hint, bounds = rule
         words, fine = rule_of(hint, bounds) or ("", lambda _: True)
         if not fine(got := read(value, hint)):
-            raise UserError(f"{name}: {key} is {shown(got)}, allowed is {words}")
+            raise UserError(f"{name}: {key} is {format_value(got)}, allowed is {words}")
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from draftree.errors import UserError
-from draftree.utils.files import writable
+from draftree.utils.files import check_writable
 
 MARKER_FILES = ("config.json", "training.json")
 """Files that identify a folder as written by draftree."""
@@ -46,7 +46,7 @@ def check_output(
     Raises:
         UserError: the output cannot be written, or must not be overwritten.
     """
-    writable(path, folder=folder, endings=endings)
+    check_writable(path, folder=folder, endings=endings)
     if not path.exists() or (folder and not any(path.iterdir())):
         return False
     if folder and not any((path / name).is_file() for name in MARKER_FILES):

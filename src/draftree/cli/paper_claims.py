@@ -134,7 +134,7 @@ def parts(
     """
     from draftree.evaluation.paper_recipes import TRAINED
     from draftree.registry import names
-    from draftree.target.names import known, shipped, shipped_folder
+    from draftree.target.names import shipped, shipped_folder, shipped_name
 
     given, told = (
         dict(item.partition("=")[::2] for item in asked.named),
@@ -144,7 +144,7 @@ def parts(
         if name not in told:
             raise UserError(f"--as names '{name}', the claims are about {', '.join(sorted(told))}")
     if shipped_folder(asked.target, "c2t"):
-        given.setdefault("c2t", f"c2t:classifier={known(asked.target)}")
+        given.setdefault("c2t", f"c2t:classifier={shipped_name(asked.target)}")
     there = {method for _, method in shipped(asked.target)} | {"pld", *names("policy"), *given}
     missing = {
         n: f"no drafter '{n}' for {asked.target}: --as {n}=FOLDER names one" for n in told - there

@@ -28,7 +28,7 @@ from draftree.cli.options import (
 from draftree.cli.output_files import check_output, default_name, remove
 from draftree.errors import UnknownName, UserError
 from draftree.models.load_options import Loading
-from draftree.utils.files import writable
+from draftree.utils.files import check_writable
 from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def remove_finished(out: Path, force: bool, folder: bool) -> None:
         (out / "config.json").is_file() and not any((out / n).exists() for n in RESUME_FILES)
     )
     if not force and not finished:
-        writable(out, folder=folder)
+        check_writable(out, folder=folder)
     elif check_output(out, force, folder=folder):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(

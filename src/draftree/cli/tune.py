@@ -17,7 +17,7 @@ from draftree.cli.options import (
     dataclass_command,
 )
 from draftree.errors import UserError
-from draftree.utils.files import writable
+from draftree.utils.files import check_writable
 from draftree.utils.validated_dataclass import knob
 
 
@@ -81,7 +81,7 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
         [asked.machine] if asked.machine else [], [asked.costs] if asked.costs else [], [drafter]
     )
     if asked.storage is not None:
-        writable(asked.storage)
+        check_writable(asked.storage)
     arguments.quiet()
     with terminal.busy("loading"):
         engines = assemble(

@@ -19,16 +19,16 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.timings import StepTimes
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.kernels.tree_growth import between
 from draftree.metrics import Work
 from draftree.tree import Floats
 from draftree.utils.files import Entries, read_object, write_text
-from draftree.utils.validated_dataclass import Part, knob, real, whole
+from draftree.utils.validated_dataclass import Part, is_finite, is_whole, knob
 
-WIDEST = 2**53
+MAX_WIDTH = 2**53
 """Largest number of tokens; beyond it, float64 does not represent all integers."""
-ROWS_AT_MOST = 64
+MAX_BATCH_SIZE = 64
 """Largest measured batch size; larger batches get the costs of this one."""
 
 Curve = tuple[Floats, Floats]
@@ -69,11 +69,11 @@ class Costs(Part):
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
             fine = isinstance(curve, Mapping) and all(
-                whole(w, 1, WIDEST) and real(s) and s > 0 for w, s in curve.items()
+                is_whole(w, 1, MAX_WIDTH) and is_finite(s) and s > 0 for w, s in curve.items()
             )
             if not fine or not curve:
                 raise UserError(
-                    f"costs: '{name}' is {shown(curve)}, allowed are widths from 1 on with seconds above 0"
+                    f"costs: '{name}' is {format_value(curve)}, allowed are widths from 1 on with seconds above 0"
                 )
         super().__post_init__()
 
@@ -227,7 +227,7 @@ class CostTable:
             if share == 1
             else before
             if share == 0
-            else _mixed(before, entries[after], share)
+            else _interpolate_costs(before, entries[after], share)
         )
 
     @cached_property
@@ -235,8 +235,8 @@ class CostTable:
         return {}
 
     def has(self, rows: int) -> bool:
-        """Return whether costs were measured for the `bracket` of a number of sequences."""
-        return bracket(rows) in self.by_rows
+        """Return whether costs were measured for the `round_up_batch_size` of a number of sequences."""
+        return round_up_batch_size(rows) in self.by_rows
 
     @cached_property
     def by_rows(self) -> dict[int, list[Costs]]:
@@ -283,10 +283,10 @@ def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, floa
     """Return the estimated seconds of several steps, and how many of them the drafter takes."""
     work = list(work)
     drafting = sum(costs.at(w.context, w.rows).drafting(w) for w in work)
-    return drafting + counted_plain(costs, work), drafting
+    return drafting + estimate_plain_seconds(costs, work), drafting
 
 
-def counted_plain(costs: Costs | CostTable, work: Iterable[Work]) -> float:
+def estimate_plain_seconds(costs: Costs | CostTable, work: Iterable[Work]) -> float:
     """Return the estimated seconds of the target's passes alone, as in plain decoding."""
     return sum(costs.at(w.context, w.rows).target_seconds(w.fed / w.rows) for w in work)
 
@@ -305,12 +305,12 @@ def monotone(seconds: Sequence[float]) -> list[float]:
     return [mean for mean, count in pools for _ in range(count)]
 
 
-def bracket(rows: int) -> int:
+def round_up_batch_size(rows: int) -> int:
     """Return the batch size whose costs stand for a number of sequences.
 
     It is the next power of two, at most 64.
     """
-    return min(1 << (rows - 1).bit_length(), ROWS_AT_MOST)
+    return min(1 << (rows - 1).bit_length(), MAX_BATCH_SIZE)
 
 
 def _read(entry: Entries) -> Costs:
@@ -335,11 +335,11 @@ def _read(entry: Entries) -> Costs:
 def _width(text: str) -> int:
     """Return a width as a number; JSON stores it as text."""
     if not text.isdecimal() or len(text) > 9:
-        raise UserError(f"a width is {shown(text)}, allowed is a whole number of at least 1")
+        raise UserError(f"a width is {format_value(text)}, allowed is a whole number of at least 1")
     return int(text)
 
 
-def _mixed(a: Costs, b: Costs, share: float) -> Costs:
+def _interpolate_costs(a: Costs, b: Costs, share: float) -> Costs:
     """Interpolate between two entries, with weight `share` of the second.
 
     The entries may have different widths.
@@ -367,7 +367,7 @@ def _between(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
     return between(widths, seconds, np.asarray(tokens, np.float64))
 
 
-def least(a: Costs, b: Costs) -> Costs:
+def take_minimum(a: Costs, b: Costs) -> Costs:
     """Return the minimum of two measurements of the same costs, at the second one's widths.
 
     Other programs on the machine can only increase a measurement.

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from draftree.costs.curves import WIDEST
+from draftree.costs.curves import MAX_WIDTH
 from draftree.tree import Floats
 
 TOKENS = (
@@ -67,47 +67,47 @@ CONTEXTS = (64, 256, 1024, 4096, 16384, 65536)
 """Grid points for the context length of a sequence."""
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 """Grid points for the number of sequences."""
-LEVEL, SLOPE, STEPS = 1.4, 0.25, 0.15
+LEVEL_STD, SLOPE_STD, STEP_STD = 1.4, 0.25, 0.15
 """Prior standard deviations of θ, the corrections of log seconds at the grid points.
 
 They belong to the level, to the slope per doubling of the tokens, and to local steps. The level's
 value 1.4 covers a level, or a slope between 1 and 16 tokens, that is wrong by a factor of 4.
 """
-REACH = 0.25
+STEP_CORRELATION_DOUBLINGS = 0.25
 """Doublings of the number of tokens over which local steps are correlated."""
-OTHER = 0.3
+OTHER_AXES_STD = 0.3
 """Prior standard deviation per doubling of the context or of the number of sequences.
 
 It is also that of the first draft step.
 """
-NOISE, MEASURED_NOISE = 0.1, 0.03
+TIMING_NOISE_STD, MEASURED_NOISE = 0.1, 0.03
 """Standard deviation of the logarithm of a single timing of a step in use.
 
 `MEASURED_NOISE` is that of an explicit measurement.
 """
-DRIFT, FORGET = 0.02, 1e-5
+DRIFT_STD, FORGETTING_RATE = 0.02, 1e-5
 """Standard deviation by which the level drifts per timing.
 
-`FORGET` is the share of the prior covariance that returns with each timing.
+`FORGETTING_RATE` is the share of the prior covariance that returns with each timing.
 """
-OUTLIER = 3.0
+OUTLIER_STDS = 3.0
 """Number of standard deviations beyond which a timing is an outlier."""
-CONFIRMED = 3
+MIN_CONFIRMING_OUTLIERS = 3
 """Number of consecutive outliers in one direction that count as a change of speed."""
-FASTEST, LARGEST, ROUNDING = 1e30, 100.0, 1e-6
+MAX_MACHINE_RATE, MAX_CORRECTION_ENTRY, EIGENVALUE_TOLERANCE = 1e30, 100.0, 1e-6
 """Bounds for values in a file.
 
 They are the largest rate of a machine per second, the largest entry of θ and of its covariance, and
 the tolerated rounding error of the covariance's smallest eigenvalue.
 """
-RELOADED = 0.1
+RELOAD_STD = 0.1
 """Standard deviation that is added to the level when a model is read from disk.
 
 The load of the machine may have changed since it was written.
 """
 
 
-class Place(NamedTuple):
+class PassShape(NamedTuple):
     """The properties of a pass on which its predicted time depends.
 
     Attributes:
@@ -145,8 +145,10 @@ class Speed:
             ValueError: a figure is missing or impossible for a machine.
         """
         figures: list[Any] = [stored.get(f.name) for f in fields(cls)]
-        if not all(type(x) in (int, float) and 0 <= x <= FASTEST for x in figures):
-            raise ValueError(f"figures are {figures}, allowed are numbers of 0 … {FASTEST:g}")
+        if not all(type(x) in (int, float) and 0 <= x <= MAX_MACHINE_RATE for x in figures):
+            raise ValueError(
+                f"figures are {figures}, allowed are numbers of 0 … {MAX_MACHINE_RATE:g}"
+            )
         found = cls(*map(float, figures))
         if not found.bandwidth or not found.rate:
             raise ValueError("the bandwidth or the rate is 0, which no machine has")
@@ -195,7 +197,7 @@ class Size:
             self, **{name: getattr(self, name) + getattr(other, name) for name in summed}
         )
 
-    def estimate(self, speed: Speed, place: Place) -> float:
+    def estimate(self, speed: Speed, place: PassShape) -> float:
         """Return the seconds of a pass by the roofline model."""
         return float(
             self.estimates(speed, np.array([place.tokens]), place.context, place.sequences)[0]
@@ -238,7 +240,7 @@ class Correction:
         """Return the correction before any timing."""
         return cls(np.zeros(len(_PRIOR)), _PRIOR)
 
-    def learn(self, place: Place, log_ratio: float, measured: bool = False) -> "Correction":
+    def learn(self, place: PassShape, log_ratio: float, measured: bool = False) -> "Correction":
         """Return the correction after one timing.
 
         An outlier changes nothing, unless it is the third in a row in the same direction. The level
@@ -252,20 +254,22 @@ class Correction:
         """
         at, weights = _features(place)
         gain = self.covariance[:, at] @ weights
-        variance = float(weights @ gain[at]) + (MEASURED_NOISE if measured else NOISE) ** 2
+        variance = (
+            float(weights @ gain[at]) + (MEASURED_NOISE if measured else TIMING_NOISE_STD) ** 2
+        )
         residual = log_ratio - float(self.mean[at] @ weights)
         covariance, outliers = self.covariance, 0
-        if not measured and abs(residual) > OUTLIER * math.sqrt(variance):
+        if not measured and abs(residual) > OUTLIER_STDS * math.sqrt(variance):
             outliers = self.outliers + 1 if residual > 0 else self.outliers - 1
             if outliers * self.outliers < 0:
                 outliers = 1 if residual > 0 else -1
-            if abs(outliers) < CONFIRMED:
+            if abs(outliers) < MIN_CONFIRMING_OUTLIERS:
                 return replace(self, outliers=outliers)
             covariance = covariance + residual**2 * _LEVEL
             gain = covariance[:, at] @ weights
-            variance, outliers = float(weights @ gain[at]) + NOISE**2, 0
+            variance, outliers = float(weights @ gain[at]) + TIMING_NOISE_STD**2, 0
         mean = self.mean + gain * (residual / variance)
-        covariance = (1 - FORGET) * (covariance - np.outer(gain, gain / variance)) + _DRIFT
+        covariance = (1 - FORGETTING_RATE) * (covariance - np.outer(gain, gain / variance)) + _DRIFT
         return Correction(mean, covariance, self.timings + 1, outliers)
 
     def fuse(self, other: "Correction") -> "Correction":
@@ -280,11 +284,11 @@ class Correction:
         )
         return Correction(mean, (covariance + covariance.T) / 2, max(self.timings, other.timings))
 
-    def at(self, places: tuple[Place, ...]) -> Floats:
+    def at(self, places: tuple[PassShape, ...]) -> Floats:
         """Return the corrections [P] of log seconds for several passes."""
         return np.asarray(_matrix(places) @ self.mean)
 
-    def deviation(self, places: tuple[Place, ...]) -> Floats:
+    def deviation(self, places: tuple[PassShape, ...]) -> Floats:
         """Return the standard deviations [P] of the corrections for several passes."""
         h = _matrix(places)
         return np.asarray(np.sqrt(np.maximum(((h @ self.covariance) * h).sum(axis=1), 0)))
@@ -320,11 +324,11 @@ class Correction:
         covariance[np.tril_indices(count)] = lower
         covariance = covariance + np.tril(covariance, -1).T
         if (
-            max(np.abs(mean).max(), np.abs(lower).max()) > LARGEST
-            or np.linalg.eigvalsh(covariance)[0] < -ROUNDING
+            max(np.abs(mean).max(), np.abs(lower).max()) > MAX_CORRECTION_ENTRY
+            or np.linalg.eigvalsh(covariance)[0] < -EIGENVALUE_TOLERANCE
         ):
             raise ValueError("the correction is none that timings can teach")
-        return cls(mean, covariance + RELOADED**2 * _LEVEL, int(stored["timings"]))
+        return cls(mean, covariance + RELOAD_STD**2 * _LEVEL, int(stored["timings"]))
 
 
 @dataclass(frozen=True)
@@ -343,12 +347,12 @@ class CostModel:
     speed: Speed
     correction: Correction
 
-    def learn(self, place: Place, seconds: float, measured: bool = False) -> "CostModel":
+    def learn(self, place: PassShape, seconds: float, measured: bool = False) -> "CostModel":
         """Return the model after learning from one timing; see `Correction.learn`."""
         ratio = math.log(max(seconds, 1e-9) / self.size.estimate(self.speed, place))
         return CostModel(self.size, self.speed, self.correction.learn(place, ratio, measured))
 
-    def seconds(self, place: Place) -> float:
+    def seconds(self, place: PassShape) -> float:
         """Return the expected seconds of a pass."""
         return float(self.curve((place.tokens,), place.context, place.sequences, place.first)[0])
 
@@ -370,7 +374,7 @@ class CostModel:
             optimism: number of standard deviations by which passes are assumed to be faster than
                 expected.
         """
-        places = tuple(Place(n, context, sequences, first) for n in tokens)
+        places = tuple(PassShape(n, context, sequences, first) for n in tokens)
         correction = self.correction.at(places)
         if optimism:
             correction = correction - optimism * self.correction.deviation(places)
@@ -380,7 +384,7 @@ class CostModel:
 
 
 @lru_cache(maxsize=4096)
-def _features(place: Place) -> tuple[Any, Floats]:
+def _features(place: PassShape) -> tuple[Any, Floats]:
     """Return the indices of the entries of θ on which a pass depends, and their weights."""
     at = list[int]()
     weights = list[float]()
@@ -405,7 +409,7 @@ def _features(place: Place) -> tuple[Any, Floats]:
 
 
 @lru_cache(maxsize=256)
-def _matrix(places: tuple[Place, ...]) -> Floats:
+def _matrix(places: tuple[PassShape, ...]) -> Floats:
     """Return the weights [P, G] of the entries of θ for several passes."""
     h = np.zeros((len(places), len(_PRIOR)))
     for row, place in zip(h, places, strict=True):
@@ -425,7 +429,9 @@ def _prior() -> Floats:
     apart = np.abs(tokens[:, None] - tokens)
     walk = np.minimum(tokens[:, None], tokens)
     over_tokens = (
-        LEVEL**2 + SLOPE**2 * (np.outer(tokens, tokens) + walk) + STEPS**2 * np.exp(-apart / REACH)
+        LEVEL_STD**2
+        + SLOPE_STD**2 * (np.outer(tokens, tokens) + walk)
+        + STEP_STD**2 * np.exp(-apart / STEP_CORRELATION_DOUBLINGS)
     )
     found = np.zeros((len(TOKENS) + len(CONTEXTS) + len(SEQUENCES) + 1,) * 2)
     found[: len(TOKENS), : len(TOKENS)] = over_tokens
@@ -434,14 +440,14 @@ def _prior() -> Floats:
         x = np.log2(np.array(grid) / origin)
         same_side = np.outer(x, x) > 0
         walk = np.where(same_side, np.minimum(np.abs(x)[:, None], np.abs(x)), 0)
-        found[offset : offset + len(grid), offset : offset + len(grid)] = OTHER**2 * walk
+        found[offset : offset + len(grid), offset : offset + len(grid)] = OTHER_AXES_STD**2 * walk
         offset += len(grid)
-    found[-1, -1] = OTHER**2
+    found[-1, -1] = OTHER_AXES_STD**2
     return found
 
 
 _PRIOR = _prior()
 _LEVEL = np.zeros_like(_PRIOR)
 _LEVEL[: len(TOKENS), : len(TOKENS)] = 1.0
-_DRIFT = DRIFT**2 * _LEVEL + FORGET * _PRIOR
-assert TOKENS[-1] < WIDEST
+_DRIFT = DRIFT_STD**2 * _LEVEL + FORGETTING_RATE * _PRIOR
+assert TOKENS[-1] < MAX_WIDTH

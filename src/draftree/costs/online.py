@@ -17,11 +17,11 @@ from typing import final
 import numpy as np
 
 from draftree.costs.curves import Costs, CostTable, monotone
-from draftree.costs.model import Correction, CostModel, Place, Size, Speed
+from draftree.costs.model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats
-from draftree.utils.files import as_user_error, locked, read_object, write_text
+from draftree.utils.files import as_user_error, lock_output, read_object, write_text
 
 WIDTHS = (
     1,
@@ -51,41 +51,41 @@ WIDTHS = (
     128,
 )
 """Numbers of tokens of each sequence at which cost curves have a point."""
-SAMPLED = (128, 1024)
+TABLE_CONTEXTS = (128, 1024)
 """Context lengths for which a table of costs is made."""
-EVERY = 60.0
+WRITE_INTERVAL_SECONDS = 60.0
 """Least number of seconds between two writes of the file."""
 CONTEXT_STEP = 64
 """Contexts are rounded to multiples of this number, so that curves are computed less often."""
-SETTLED, SELDOM = 200, 4
-"""Number of timings after which only every `SELDOM`-th step is learnt from.
+FULL_LEARNING_TIMINGS, LEARNING_INTERVAL = 200, 4
+"""Number of timings after which only every `LEARNING_INTERVAL`-th step is learnt from.
 
 Unexpected steps are always learnt from.
 """
-FRESH, REFRESHED = 32, 8
+FULL_REFRESH_TIMINGS, REFRESH_INTERVAL = 32, 8
 """Number of first timings of a model after each of which its curves are computed again.
 
-Later they are computed after every `REFRESHED`-th timing. Computing them takes half a millisecond,
+Later they are computed after every `REFRESH_INTERVAL`-th timing. Computing them takes half a millisecond,
 and a single timing then changes them only a little.
 """
-UNEXPECTED = 0.2
+UNEXPECTED_LOG_RATIO = 0.2
 """Deviation of a step's log seconds from which on the step is always learnt from."""
-SHARE, CREDIT, MOST = 0.01, 2.0, 8.0
+EXPLORATION_SHARE, INITIAL_EXPLORATION_BUDGET, MAX_EXPLORATION_BUDGET = 0.01, 2.0, 8.0
 """Share of the time that exploring steps may lose.
 
-`CREDIT` and `MOST` are the initial and the largest loss that is allowed at a time, in passes over a
+`INITIAL_EXPLORATION_BUDGET` and `MAX_EXPLORATION_BUDGET` are the initial and the largest loss that is allowed at a time, in passes over a
 single token.
 """
-EXPLORED = 4
+EXPLORATION_INTERVAL = 4
 """At most one step in this number explores; the others give the rate without exploring."""
-OPTIMISM, UNCERTAIN = 1.0, 0.25
+OPTIMISM, MIN_UNCERTAIN_STD = 1.0, 0.25
 """Number of standard deviations by which exploring steps assume passes to be faster.
 
-`UNCERTAIN` is the standard deviation from which on exploring is worthwhile.
+`MIN_UNCERTAIN_STD` is the standard deviation from which on exploring is worthwhile.
 """
-FORGOTTEN = 1 / 64
+RATE_DECAY = 1 / 64
 """Weight of one step in the running rate of tokens per second."""
-STALE = 32
+STALE_AFTER_STEPS = 32
 """Number of steps without a draft step after which the costs of draft steps may be outdated."""
 
 
@@ -121,7 +121,7 @@ class Learner:
         if path is not None:
             atexit.register(self.save)
 
-    def learn(self, name: str, place: Place, seconds: float, measured: bool = False) -> None:
+    def learn(self, name: str, place: PassShape, seconds: float, measured: bool = False) -> None:
         """Correct one model by one timing.
 
         The first timing of a step in a process is ignored, because it includes initial work.
@@ -132,12 +132,14 @@ class Learner:
         before = self.models[name].correction.timings
         self.models[name] = self.models[name].learn(place, seconds, measured)
         timings = self.models[name].correction.timings
-        if timings > before and (measured or timings <= FRESH or timings % REFRESHED == 0):
+        if timings > before and (
+            measured or timings <= FULL_REFRESH_TIMINGS or timings % REFRESH_INTERVAL == 0
+        ):
             self.version += 1
 
     def save_sometimes(self) -> None:
-        """Write the corrections if at least `EVERY` seconds have passed since the last write."""
-        if time.monotonic() - self._written > EVERY:
+        """Write the corrections if at least `WRITE_INTERVAL_SECONDS` seconds have passed since the last write."""
+        if time.monotonic() - self._written > WRITE_INTERVAL_SECONDS:
             self.save()
 
     def save(self) -> None:
@@ -148,7 +150,7 @@ class Learner:
         self._written = time.monotonic()
         if self.path is None or not any(model.correction.timings for model in self.models.values()):
             return
-        with suppress(OSError, UserError), locked(self.path, wait=True):
+        with suppress(OSError, UserError), lock_output(self.path, wait=True):
             corrections = {name: model.correction for name, model in self.models.items()}
             stamp, stored = self._read()
             if stamp != self._stamp and stored is not None and stored[0] == self.speed:
@@ -198,10 +200,10 @@ class OnlineCosts:
         self.target, self.drafter = target, drafter
         self._known: dict[tuple[int, int, bool, bool], Costs] = {}
         self._version = (-1, -1)
-        self._allowed, self._token = CREDIT, 0.0
+        self._allowed, self._token = INITIAL_EXPLORATION_BUDGET, 0.0
         self._exploring = False
         self._steps = 0
-        self._undrafted = STALE
+        self._undrafted = STALE_AFTER_STEPS
         self._gained, self._spent = 0.0, 0.0
 
     def at(self, context: int, rows: int) -> Costs:
@@ -212,9 +214,9 @@ class OnlineCosts:
             rows: the number of sequences.
         """
         context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
-        expected, stale = self._costs(context, rows), self._undrafted >= STALE
+        expected, stale = self._costs(context, rows), self._undrafted >= STALE_AFTER_STEPS
         self._token = expected.token
-        turn = self._steps % EXPLORED == EXPLORED - 1
+        turn = self._steps % EXPLORATION_INTERVAL == EXPLORATION_INTERVAL - 1
         self._exploring = turn and self._allowed > 1 and (stale or self._uncertain(context, rows))
         return self._costs(context, rows, True, stale) if self._exploring else expected
 
@@ -233,25 +235,27 @@ class OnlineCosts:
         if not step.beside:
             self._account(step)
             model = self.target.models["target"]
-            if model.correction.timings > SETTLED and self._steps % SELDOM:
+            if model.correction.timings > FULL_LEARNING_TIMINGS and self._steps % LEARNING_INTERVAL:
                 expected = self._costs(context, step.sequences).target_seconds(
                     step.tokens / step.sequences
                 )
-                if abs(np.log(step.target / expected)) < UNEXPECTED:
+                if abs(np.log(step.target / expected)) < UNEXPECTED_LOG_RATIO:
                     return
-            self.target.learn("target", Place(step.tokens, context, step.sequences), step.target)
+            self.target.learn(
+                "target", PassShape(step.tokens, context, step.sequences), step.target
+            )
         learn = self.drafter.learn
         for i, draft in enumerate(step.drafts):
             if i or not step.prompt_read:
                 learn(
                     "draft",
-                    Place(draft.tokens, context, step.sequences, first=i == 0),
+                    PassShape(draft.tokens, context, step.sequences, first=i == 0),
                     draft.seconds,
                 )
         if step.commit > 0:
-            learn("commit", Place(1, context, step.sequences), step.commit)
+            learn("commit", PassShape(1, context, step.sequences), step.commit)
         if step.finds and step.find > 0:
-            learn("find", Place(1, context, step.sequences), step.find / step.finds)
+            learn("find", PassShape(1, context, step.sequences), step.find / step.finds)
         self.target.save_sometimes()
         self.drafter.save_sometimes()
 
@@ -262,7 +266,7 @@ class OnlineCosts:
             **self.drafter.about,
             "learnt": str(self.target.models["target"].correction.timings),
         }
-        return CostTable(tuple(self._costs(context, 1) for context in SAMPLED), about)
+        return CostTable(tuple(self._costs(context, 1) for context in TABLE_CONTEXTS), about)
 
     @property
     def settled(self) -> bool:
@@ -270,9 +274,9 @@ class OnlineCosts:
 
         They are checked at up to 32 tokens of one sequence.
         """
-        places = tuple(Place(n, SAMPLED[0]) for n in (1, 2, 4, 8, 16, 32))
+        places = tuple(PassShape(n, TABLE_CONTEXTS[0]) for n in (1, 2, 4, 8, 16, 32))
         models = self.target.models["target"], self.drafter.models["draft"]
-        return all(model.correction.deviation(places).max() < UNCERTAIN for model in models)
+        return all(model.correction.deviation(places).max() < MIN_UNCERTAIN_STD for model in models)
 
     def teach(self, table: CostTable) -> None:
         """Learn from explicitly measured costs."""
@@ -283,14 +287,16 @@ class OnlineCosts:
                 (self.drafter, "draft", entry.draft),
             ):
                 for width, seconds in curve.items():
-                    learner.learn(name, Place(width * rows, context, rows), seconds, measured=True)
-            first = Place(rows, context, rows, first=True)
+                    learner.learn(
+                        name, PassShape(width * rows, context, rows), seconds, measured=True
+                    )
+            first = PassShape(rows, context, rows, first=True)
             self.drafter.learn(
                 "draft", first, entry.draft_seconds(1) + entry.catch_up, measured=True
             )
             for name, seconds in (("commit", entry.commit), ("find", entry.find)):
                 if seconds > 0:
-                    self.drafter.learn(name, Place(1, context, rows), seconds, measured=True)
+                    self.drafter.learn(name, PassShape(1, context, rows), seconds, measured=True)
         self._undrafted = 0
         self.target.save()
         self.drafter.save()
@@ -306,14 +312,17 @@ class OnlineCosts:
         if self._exploring and self._gained:
             lost = step.seconds - step.gained * self._spent / self._gained
         else:
-            self._gained += step.gained - FORGOTTEN * self._gained
-            self._spent += step.seconds - FORGOTTEN * self._spent
-        self._allowed = min(self._allowed + (SHARE * step.seconds - lost) / self._token, MOST)
+            self._gained += step.gained - RATE_DECAY * self._gained
+            self._spent += step.seconds - RATE_DECAY * self._spent
+        self._allowed = min(
+            self._allowed + (EXPLORATION_SHARE * step.seconds - lost) / self._token,
+            MAX_EXPLORATION_BUDGET,
+        )
 
     def _uncertain(self, context: int, rows: int) -> bool:
         """Return whether the time of passes over up to 32 tokens of each sequence is uncertain."""
-        at = tuple(Place(n * rows, context, rows) for n in (2, 4, 8, 16, 32))
-        return bool(self.target.models["target"].correction.deviation(at).max() > UNCERTAIN)
+        at = tuple(PassShape(n * rows, context, rows) for n in (2, 4, 8, 16, 32))
+        return bool(self.target.models["target"].correction.deviation(at).max() > MIN_UNCERTAIN_STD)
 
     def _costs(
         self, context: int, rows: int, exploring: bool = False, stale: bool = False
@@ -336,7 +345,7 @@ class OnlineCosts:
         estimates = drafter.size.estimates(drafter.speed, np.array(tokens), context, rows)
         if self.drafter.speed != self.target.speed:
             return estimates
-        places = tuple(Place(n, context, rows) for n in tokens)
+        places = tuple(PassShape(n, context, rows) for n in tokens)
         return np.asarray(estimates * np.exp(target.correction.at(places)))
 
     def _compute(self, context: int, rows: int, optimism: float, stale: bool) -> Costs:
@@ -358,6 +367,6 @@ class OnlineCosts:
             dict(zip(WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves
         )
         commit, find = (
-            self.drafter.models[n].seconds(Place(1, context, rows)) for n in ("commit", "find")
+            self.drafter.models[n].seconds(PassShape(1, context, rows)) for n in ("commit", "find")
         )
         return Costs(draft, target, commit, context, rows, find, max(first - draft[1], 0.0))

@@ -18,11 +18,11 @@ import torch
 from draftree.costs.model import Speed
 from draftree.errors import UserError
 from draftree.utils.files import as_user_error, read_object, write_text
-from draftree.utils.hardware import kept, machine, timed
+from draftree.utils.hardware import machine, measurement_path, time_work
 
 
 @dataclass(frozen=True)
-class Works:
+class ProbeWorkload:
     """Describe the operations with which a kind of device is timed.
 
     Attributes:
@@ -37,24 +37,26 @@ class Works:
     assumed: Speed
 
 
-HOST = Works(64 << 20, (64, 256, 1024), Speed(bandwidth=10e9, rate=50e9, overhead=5e-6))
-ACCELERATOR = Works(512 << 20, (256, 1024, 4096), Speed(bandwidth=500e9, rate=20e12, overhead=8e-6))
+HOST = ProbeWorkload(64 << 20, (64, 256, 1024), Speed(bandwidth=10e9, rate=50e9, overhead=5e-6))
+ACCELERATOR = ProbeWorkload(
+    512 << 20, (256, 1024, 4096), Speed(bandwidth=500e9, rate=20e12, overhead=8e-6)
+)
 """The operations for a GPU, which take far longer than their launch."""
-ENOUGH = 0.004
+MAX_PRODUCT_SECONDS = 0.004
 """Seconds of one product beyond which no larger one is tried."""
-ROUNDS, LONGEST = 3, 0.04
+MIN_ROUNDS, MAX_TIMING_SECONDS = 3, 0.04
 """Number of timed runs of an operation after a first run, in which libraries are set up.
 
-`LONGEST` is the limit of their duration in seconds. The fastest run counts.
+`MAX_TIMING_SECONDS` is the limit of their duration in seconds. The fastest run counts.
 """
-PLAUSIBLE = 1 / 50
+MIN_PLAUSIBLE_SHARE = 1 / 50
 """Share of the assumed speed from which on a probe is saved.
 
 A slower probe probably ran at the same time as other work.
 """
 
 
-def works(device: torch.device) -> Works:
+def select_workload(device: torch.device) -> ProbeWorkload:
     """Return the operations with which a device is timed."""
     return HOST if device.type == "cpu" else ACCELERATOR
 
@@ -70,7 +72,7 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> Speed:
         RuntimeError,
         TypeError,
     ):  # out of memory, an operation or a dtype that the device lacks
-        return works(device).assumed
+        return select_workload(device).assumed
 
 
 def start_probe(device: str | torch.device | None, dtype: torch.dtype | None) -> None:
@@ -111,13 +113,16 @@ def _probe(device: str, dtype: torch.dtype) -> "Future[Speed]":
 def _known_speed(name: str, dtype: torch.dtype) -> Speed:
     device = torch.device(name)
     about = machine(device) | {"dtype": str(dtype)}
-    path = kept("speed", about)
+    path = measurement_path("speed", about)
     with suppress(UserError), as_user_error(f"'{path}' is not the speed of a machine"):
         if path.is_file():
             return Speed.of(read_object(path, "the speed of a machine")["speed"])
     speed = probe(device, dtype)
-    least = works(device).assumed
-    if speed.bandwidth < PLAUSIBLE * least.bandwidth or speed.rate < PLAUSIBLE * least.rate:
+    least = select_workload(device).assumed
+    if (
+        speed.bandwidth < MIN_PLAUSIBLE_SHARE * least.bandwidth
+        or speed.rate < MIN_PLAUSIBLE_SHARE * least.rate
+    ):
         return speed
     with suppress(OSError):  # not writable: probed again by the next process
         write_text(path, json.dumps({"about": about, "speed": asdict(speed)}) + "\n")
@@ -132,18 +137,18 @@ def probe(device: torch.device, dtype: torch.dtype) -> Speed:
         device: the device to probe.
         dtype: the dtype of the products.
     """
-    by = works(device)
+    by = select_workload(device)
     block = torch.ones(by.read // 4, device=device)
     small = torch.ones(8, device=device)
-    bandwidth = by.read / _fastest(block.sum, device)
-    overhead = _fastest(lambda: [small.add(1) for _ in range(100)], device) / 100
+    bandwidth = by.read / _time_fastest_round(block.sum, device)
+    overhead = _time_fastest_round(lambda: [small.add(1) for _ in range(100)], device) / 100
     rate = 0.0
     for side in by.sides:
         square = torch.ones(side, side, device=device, dtype=dtype)
         product: Callable[[], Any] = lambda square=square: square @ square  # type: ignore[misc]
-        seconds = _fastest(product, device)
+        seconds = _time_fastest_round(product, device)
         rate = max(rate, side**3 / seconds)
-        if seconds > ENOUGH:
+        if seconds > MAX_PRODUCT_SECONDS:
             break
     if device.type == "cuda":
         del block, square, product
@@ -151,12 +156,12 @@ def probe(device: torch.device, dtype: torch.dtype) -> Speed:
     return Speed(bandwidth, rate, overhead)
 
 
-def _fastest(work: Callable[[], Any], device: torch.device) -> float:
+def _time_fastest_round(work: Callable[[], Any], device: torch.device) -> float:
     """Return the seconds of the fastest of several runs."""
-    first = timed(work, device)
-    until, best = time.perf_counter() + LONGEST, first
-    for _ in range(ROUNDS):
-        best = min(best, timed(work, device))
+    first = time_work(work, device)
+    until, best = time.perf_counter() + MAX_TIMING_SECONDS, first
+    for _ in range(MIN_ROUNDS):
+        best = min(best, time_work(work, device))
         if time.perf_counter() > until:
             break
     return best

@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftree.data.readers import READERS, Skipped, completes, messages, rows, seen, skipping
+from draftree.data.readers import (
+    READERS,
+    Skipped,
+    is_completion_row,
+    list_visible_files,
+    messages,
+    rows,
+    skip_unreadable,
+)
 from draftree.errors import UserError
 from draftree.tree import Ints
 from draftree.utils.files import as_user_error
@@ -94,7 +102,7 @@ SOURCES = frozenset(
 )
 """Suffixes of source files in lower case; the case of a file's suffix is ignored."""
 TEXTS = frozenset({".txt", ".md", ".rst", ".text"})
-IN_FOLDERS = SOURCES | TEXTS | {".jsonl", ".parquet"}
+FOLDER_SUFFIXES = SOURCES | TEXTS | {".jsonl", ".parquet"}
 """Suffixes of the files that are read in a folder.
 
 `.json` is not among them, because such files contain settings more often than data.
@@ -132,13 +140,17 @@ def files(paths: Sequence[Path]) -> list[File]:
                 f"data '{path}' does not exist: a text, source, .jsonl, .json or .parquet file or a folder was expected"
             )
         inside = (
-            [File(p, False) for p in seen(path) if p.suffix.lower() in IN_FOLDERS]
+            [
+                File(p, False)
+                for p in list_visible_files(path)
+                if p.suffix.lower() in FOLDER_SUFFIXES
+            ]
             if path.is_dir()
             else [File(path, True)]
         )
         if not inside:
             raise UserError(
-                f"folder '{path}' has no file to read: known are those that end in {', '.join(sorted(IN_FOLDERS))}"
+                f"folder '{path}' has no file to read: known are those that end in {', '.join(sorted(FOLDER_SUFFIXES))}"
             )
         found += inside
     return found
@@ -198,10 +210,10 @@ class Documents:
         if file.path.suffix.lower() in READERS:
             for row, where in rows(file.path, self.skipped):
                 found: list[str] = []
-                with skipping(self.skipped):
+                with skip_unreadable(self.skipped):
                     found = texts(row, where, self.tokenizer)
                 yield from found
-        elif (text := decoded(file.path)) is not None:
+        elif (text := decode_file(file.path)) is not None:
             yield text
         elif file.named:
             raise UserError(
@@ -211,7 +223,7 @@ class Documents:
             self.undecodable += 1
 
 
-def decoded(path: Path) -> str | None:
+def decode_file(path: Path) -> str | None:
     """Return the text of a file, or None if it is binary.
 
     A file is binary if it is not UTF-8 or contains a zero byte, as in git.
@@ -233,7 +245,7 @@ def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -
     """
     chat = messages(row, where)
     if chat is None:
-        return [row["prompt"] + row["completion"] if completes(row) else row["text"]]
+        return [row["prompt"] + row["completion"] if is_completion_row(row) else row["text"]]
     if not chat or not tokenizer.chat_template:
         return [message["content"] for message in chat]
     with as_user_error(f"{where}: the target's chat template refuses this chat"):

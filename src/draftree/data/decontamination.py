@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.data.readers import Row, Skipped, messages, rows, skipping
+from draftree.data.readers import Row, Skipped, messages, rows, skip_unreadable
 
 WORDS = 13
 """Number of consecutive words that two prompts do not share by chance.
@@ -14,7 +14,7 @@ The number is from Brown et al. 2020, appendix C.
 """
 
 
-def normalised(text: str) -> str:
+def normalise_words(text: str) -> str:
     """Return the words of a text in lower case, without the punctuation between them."""
     return " ".join(re.findall(r"\w+", text.casefold()))
 
@@ -29,12 +29,12 @@ def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator
     """
     for row, where in (each for path in paths for each in rows(path, skipped)):
         texts: list[str] = []
-        with skipping(skipped):
-            texts = asked(row, where)
+        with skip_unreadable(skipped):
+            texts = extract_questions(row, where)
         yield from texts
 
 
-def asked(row: Row, where: str) -> list[str]:
+def extract_questions(row: Row, where: str) -> list[str]:
     """Return the texts of a data row that are not answers.
 
     These are its turns, its question, the user messages of its chat, its prompt or its text.
@@ -85,17 +85,17 @@ class Excluded:
         """
         count = 0
         for row, where in (each for path in paths for each in rows(path, skipped)):
-            with skipping(skipped):
+            with skip_unreadable(skipped):
                 count += not self.keeps(row, where)
         return count
 
     def keeps(self, row: Row, where: str) -> bool:
         """Return whether a data row contains none of the prompts."""
-        return not self.runs or not any(map(self.holds, asked(row, where)))
+        return not self.runs or not any(map(self.holds, extract_questions(row, where)))
 
 
 def _runs(text: str) -> Iterator[str]:
-    words = normalised(text).split()
+    words = normalise_words(text).split()
     for at in range(max(len(words) - WORDS, 0) + 1):
         if run := " ".join(words[at : at + WORDS]):
             yield run

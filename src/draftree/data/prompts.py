@@ -11,10 +11,10 @@ import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from draftree.data.readers import Messages
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.utils.files import as_user_error
 from draftree.utils.token_ids import row_of_ids
-from draftree.utils.validated_dataclass import several, unicode
+from draftree.utils.validated_dataclass import is_list_of, unicode
 
 Prompt = str | Sequence[int] | Messages
 """A prompt: a text to be continued, token ids, or a chat to be answered."""
@@ -36,10 +36,10 @@ def prompts_of(prompt: Any) -> list[Any] | None:
                 "the tokenizer's ids are padded, allowed are ids without padding: give the texts themselves"
             )
         prompt = prompt["input_ids"]
-    prompt = _unwrapped(prompt)
+    prompt = _unwrap_prompt(prompt)
     if isinstance(prompt, np.ndarray | torch.Tensor):
         return list(prompt) if prompt.ndim == 2 else None
-    if not several(prompt, _rows) or not len(prompt) or row_of_ids(prompt) is not None:
+    if not is_list_of(prompt, _rows) or not len(prompt) or row_of_ids(prompt) is not None:
         return None
     return list(prompt)
 
@@ -52,11 +52,11 @@ def _hides(mask: Any) -> bool:
 
 def _rows(value: Any) -> bool:
     """Return whether a value may be a prompt in a list of several; it is checked fully later."""
-    value = _unwrapped(value)
-    return isinstance(value, str | np.ndarray | torch.Tensor) or several(value, lambda _: True)
+    value = _unwrap_prompt(value)
+    return isinstance(value, str | np.ndarray | torch.Tensor) or is_list_of(value, lambda _: True)
 
 
-def _unwrapped(prompt: Any) -> Any:
+def _unwrap_prompt(prompt: Any) -> Any:
     """Return the content of a prompt in vLLM's form; return any other prompt unchanged.
 
     vLLM's forms are `{"prompt": …}` and `{"prompt_token_ids": …}`.
@@ -76,7 +76,7 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
     Raises:
         UserError: the value is not a text, ids or a chat.
     """
-    prompt = _unwrapped(prompt)
+    prompt = _unwrap_prompt(prompt)
     if isinstance(prompt, str):
         return encode(tokenizer, prompt)
     if isinstance(prompt, BatchEncoding):
@@ -86,7 +86,7 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
     if is_chat(prompt):
         return encode(tokenizer, [dict(m) for m in prompt])
     told = "allowed is a text, ids in one row, or messages that each have a role and a content; or a list of these"
-    raise UserError(f"the prompt is {shown(prompt)}, {told}")
+    raise UserError(f"the prompt is {format_value(prompt)}, {told}")
 
 
 def is_chat(messages: Any) -> TypeGuard[Messages]:
@@ -94,16 +94,16 @@ def is_chat(messages: Any) -> TypeGuard[Messages]:
 
     Contents may be texts or parts. A message with a tool call may have no content.
     """
-    return several(messages, _said)
+    return is_list_of(messages, _is_message)
 
 
-def _said(message: Any) -> bool:
+def _is_message(message: Any) -> bool:
     """Return whether a value is a chat message, for any template."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         return False
     content = message["content"]
     return unicode(message["role"]) and (
-        content is None or unicode(content) or several(content, lambda p: isinstance(p, Mapping))
+        content is None or unicode(content) or is_list_of(content, lambda p: isinstance(p, Mapping))
     )
 
 
@@ -121,26 +121,26 @@ def chats_of(given: Any, system: str | None = None) -> Any:
     """
     if isinstance(given, Mapping):
         given = [given]
-    if _asks(given):
+    if _is_question_or_chat(given):
         return _chat(given, system)
-    if several(given, _asks) and len(given):
+    if is_list_of(given, _is_question_or_chat) and len(given):
         return [_chat(chat, system) for chat in given]
     told = "allowed is a text, messages that each have a role and a content, or a list of either"
     if row_of_ids(given) is not None and len(given):
         told += "; `complete` takes token ids"
-    raise UserError(f"messages is {shown(given)}, {told}")
+    raise UserError(f"messages is {format_value(given)}, {told}")
 
 
-def _asks(given: Any) -> bool:
+def _is_question_or_chat(given: Any) -> bool:
     """Return whether a value is a question, or a chat of at least one message."""
     return unicode(given) or (is_chat(given) and len(given) > 0)
 
 
 def _chat(given: str | Messages, system: str | None) -> Messages:
-    return with_system(system, question(given) if isinstance(given, str) else given)
+    return add_system_message(system, question(given) if isinstance(given, str) else given)
 
 
-def with_system(system: str | None, messages: Messages) -> Messages:
+def add_system_message(system: str | None, messages: Messages) -> Messages:
     """Return messages with a system message before them.
 
     Without a system message, return a copy of the messages.
@@ -151,7 +151,7 @@ def with_system(system: str | None, messages: Messages) -> Messages:
     if system is None:
         return [*messages]
     if not unicode(system):
-        raise UserError(f"system is {shown(system)}, allowed is a text")
+        raise UserError(f"system is {format_value(system)}, allowed is a text")
     if messages and messages[0]["role"] == "system":
         raise UserError(
             "system is given, but the messages begin with a system message; allowed is one of them"
@@ -173,7 +173,7 @@ WARNED: "WeakSet[PreTrainedTokenizerBase]" = WeakSet()
 """Tokenizers without a chat template about which the user has been warned."""
 
 
-def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:
+def warn_without_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Warn once about a tokenizer without a chat template.
 
     The model may expect a template, and a drafter may have been trained with one.
@@ -188,7 +188,7 @@ def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str, Any]) -> Any:
+def render_chats(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str, Any]) -> Any:
     """Render a chat, or each chat of a list, with values for the template, and return the ids.
 
     Without values, return the chats unchanged.
@@ -225,7 +225,7 @@ def encode(
         json.dumps(content, ensure_ascii=False).encode()
     if isinstance(content, str) or not tokenizer.chat_template:
         if not isinstance(content, str):
-            warn_of_bare_chats(tokenizer)
+            warn_without_template(tokenizer)
         with as_user_error("the target's tokenizer refuses the prompt"):
             text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
             return list(tokenizer(text)["input_ids"])

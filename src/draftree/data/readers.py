@@ -24,7 +24,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.utils.files import as_user_error
 
 Messages = list[dict[str, Any]]
@@ -85,7 +85,7 @@ class Skipped:
     def note(self, error: UserError) -> None:
         """Count a row, and record its error if it is one of the first."""
         self.count += 1
-        if len(self.first) < FIRST:
+        if len(self.first) < MAX_NAMED_ROWS:
             self.first.append(str(error))
 
     def __str__(self) -> str:
@@ -94,12 +94,12 @@ class Skipped:
         return f"{self.count:,} rows cannot be read and are left out: {'; '.join(self.first)}{more}"
 
 
-FIRST = 3
+MAX_NAMED_ROWS = 3
 """Number of rows whose errors are recorded."""
 
 
 @contextmanager
-def skipping(skipped: Skipped | None) -> Iterator[None]:
+def skip_unreadable(skipped: Skipped | None) -> Iterator[None]:
     """Count a row that cannot be read inside the context, instead of raising its error.
 
     If `skipped` is None, the error is raised.
@@ -113,7 +113,7 @@ def skipping(skipped: Skipped | None) -> Iterator[None]:
 
 
 @contextmanager
-def named(where: str) -> Iterator[None]:
+def prefix_errors(where: str) -> Iterator[None]:
     """Add the location of a row to the start of an error's message."""
     try:
         yield
@@ -142,14 +142,14 @@ def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]
     if not path.is_dir():
         yield from READERS.get(path.suffix.lower(), _text)(path, skipped)
         return
-    for file in seen(path):
+    for file in list_visible_files(path):
         if file.suffix in (".jsonl", ".parquet"):
             yield from READERS[file.suffix](file, skipped)
         elif (begins := _beginning(file)).strip() and b"\0" not in begins:
             yield from _text(file, skipped)
 
 
-def seen(folder: Path) -> list[Path]:
+def list_visible_files(folder: Path) -> list[Path]:
     """Return the files of a folder and its subfolders, sorted by name, without hidden ones."""
     files = (p for p in folder.rglob("*") if p.is_file())
     return sorted(
@@ -183,8 +183,8 @@ def _json_lines(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]
     ):  # splitlines would also split at U+2028
         if line.strip():
             row = None
-            with skipping(skipped):
-                row = _object(_parsed(line, f"{path}:{number}"), f"{path}:{number}")
+            with skip_unreadable(skipped):
+                row = _object(_parse_json(line, f"{path}:{number}"), f"{path}:{number}")
             if row is not None:
                 yield row, f"{path}:{number}"
 
@@ -198,13 +198,13 @@ def _json(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
     if not text.lstrip().startswith("["):
         yield from _json_lines(path, skipped)
         return
-    found = _parsed(text, str(path))
+    found = _parse_json(text, str(path))
     if _is_chat(found):
         yield {CHATS[0]: found}, str(path)
         return
     for number, each in enumerate(found, 1):
         row = None
-        with skipping(skipped):
+        with skip_unreadable(skipped):
             row = _object(each, f"{path}, row {number}")
         if row is not None:
             yield row, f"{path}, row {number}"
@@ -230,7 +230,7 @@ READERS: dict[str, Callable[[Path, Skipped | None], Iterator[tuple[Row, str]]]] 
 }
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str) -> Any:
     with as_user_error(f"{where} is not JSON"):
         return json.loads(text)
 
@@ -270,12 +270,12 @@ def messages(row: Row, where: str) -> Messages | None:
     Raises:
         UserError: the row has no known form.
     """
-    if isinstance(row.get("text"), str) or completes(row):
+    if isinstance(row.get("text"), str) or is_completion_row(row):
         return None
-    chat = _listed(row, where)
+    chat = _read_messages(row, where)
     if chat is None:
         if "text" in row:
-            raise UserError(f"{where}: 'text' is {shown(row['text'])}, allowed is text")
+            raise UserError(f"{where}: 'text' is {format_value(row['text'])}, allowed is text")
         raise UserError(
             f"{where} has the keys {', '.join(sorted(row))}; allowed are text, {', '.join(CHATS)}, data, or one of "
             f"{', '.join(QUESTIONS)} with one of {', '.join(ANSWERS)}"
@@ -287,7 +287,7 @@ def messages(row: Row, where: str) -> Messages | None:
     return chat
 
 
-def _listed(row: Row, where: str) -> Messages | None:
+def _read_messages(row: Row, where: str) -> Messages | None:
     """Return the messages of a row in any of the known forms; None if it has none.
 
     Raises:
@@ -299,7 +299,7 @@ def _listed(row: Row, where: str) -> Messages | None:
     if "data" in row:
         if not isinstance(row["data"], list):
             raise UserError(
-                f"{where}: 'data' is {shown(row['data'])}, allowed is a list of messages"
+                f"{where}: 'data' is {format_value(row['data'])}, allowed is a list of messages"
             )
         turns = enumerate(row["data"])
         return [
@@ -324,7 +324,9 @@ def _listed(row: Row, where: str) -> Messages | None:
 
 def _turns(value: Any, name: str, where: str) -> Messages:
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        raise UserError(f"{where}: '{name}' is {shown(value)}, allowed is a list of messages")
+        raise UserError(
+            f"{where}: '{name}' is {format_value(value)}, allowed is a list of messages"
+        )
     return [_message(message, where) for message in value]
 
 
@@ -332,7 +334,7 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     sender, text = _first(message, ROLE_NAMES), _first(message, CONTENT_NAMES)
     role = None if sender is None else message[sender]
     if not isinstance(role, str) or role.lower() not in ROLES:
-        lacks = "lacks a sender" if sender is None else f"has an unknown {shown(role)}"
+        lacks = "lacks a sender" if sender is None else f"has an unknown {format_value(role)}"
         raise UserError(f"{where}: a message {lacks}; roles are {', '.join(sorted(ROLES))}")
     calls = {name: message[name] for name in CALLS if message.get(name)}
     if text is None and not calls:
@@ -358,15 +360,15 @@ def _content(content: Any, where: str) -> str:
     for part, text in zip(parts, texts, strict=True):
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else None
-            got = f"a part of type {shown(kind)}" if kind else type(part).__name__
+            got = f"a part of type {format_value(kind)}" if kind else type(part).__name__
             raise UserError(f"{where}: a message holds {got}, allowed is text")
     return "".join(str(text) for text in texts)
 
 
-CUT = "cut"
+CUT_KEY = "cut"
 """The key of a chat's row for the numbers of its truncated messages, counted from 0."""
 
 
-def completes(row: Row) -> bool:
+def is_completion_row(row: Row) -> bool:
     """Return whether a row has a prompt and a completion, and only the completion is a target."""
     return isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)

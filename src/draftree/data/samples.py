@@ -12,17 +12,17 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.data.decontamination import Excluded
 from draftree.data.readers import (
-    CUT,
+    CUT_KEY,
     Messages,
     Row,
     Skipped,
-    completes,
+    is_completion_row,
     messages,
-    named,
+    prefix_errors,
     rows,
-    skipping,
+    skip_unreadable,
 )
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.tree import Bools, Ints
 from draftree.utils.files import as_user_error
 
@@ -161,7 +161,7 @@ def read(
     """
     samples = list[Sample]()
     for row, where in (each for path in paths for each in rows(path, skipped)):
-        with skipping(skipped):
+        with skip_unreadable(skipped):
             if excluded.keeps(row, where):
                 found = list(_samples(row, where, tokenizer, max_tokens))
                 for sample in found if vocab is not None else ():
@@ -185,7 +185,7 @@ def check_tokens(
     beyond = tokens[tokens >= vocab] if vocab is not None else tokens[:0]
     if len(beyond):
         number = int(beyond[0])
-        named = f"token {shown(tokenizer.convert_ids_to_tokens(number))} with id {number}"
+        named = f"token {format_value(tokenizer.convert_ids_to_tokens(number))} with id {number}"
         raise UserError(
             f"{where} has {named}, allowed are ids below the {vocab} rows of the target's embedding"
         )
@@ -204,7 +204,7 @@ def _samples(
         if chat
         else "the target's tokenizer refuses this text"
     )
-    with named(where), as_user_error(refused):
+    with prefix_errors(where), as_user_error(refused):
         parts = (
             _plain(row, tokenizer, max_tokens)
             if chat is None
@@ -219,12 +219,12 @@ def _samples(
 
 
 def _chat(row: Row, tokenizer: PreTrainedTokenizerBase, chat: Messages) -> list[Sample]:
-    cut = row.get(CUT, [])
+    cut = row.get(CUT_KEY, [])
     return chat_samples(tokenizer, chat, cut if isinstance(cut, list) else [])
 
 
 def _plain(row: Row, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Sample]:
-    if completes(row):
+    if is_completion_row(row):
         text = row["prompt"] + row["completion"]
         return [_between(tokenizer, text, [(len(row["prompt"]), len(text))])]
     ids = np.array(tokenizer(row["text"], add_special_tokens=False)["input_ids"], np.int64)

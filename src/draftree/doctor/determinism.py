@@ -9,10 +9,10 @@ import torch
 
 from draftree.models.batch_invariant import Kind
 from draftree.models.invariant_widths import Widths
-from draftree.target.exactness import CHEAP, CONTEXT, price, probe_batch_invariance
+from draftree.target.exactness import CONTEXT, MAX_DEFAULT_SLOWDOWN, price, probe_batch_invariance
 from draftree.target.target import Target
-from draftree.utils.hardware import interleaved
-from draftree.utils.progress import Tell, silent
+from draftree.utils.hardware import time_interleaved
+from draftree.utils.progress import Tell, ignore_progress
 
 WIDTHS, CONTEXTS = (1, 16), (256, 2048, 8000)
 """Numbers of tokens in the passes whose costs are reported, and numbers of context tokens before
@@ -79,7 +79,7 @@ class ExactReport:
 
 
 @torch.inference_mode()
-def examine(target: Target, tell: Tell = silent) -> ExactReport:
+def examine(target: Target, tell: Tell = ignore_progress) -> ExactReport:
     """Examine whether a target's logits are bitwise reproducible, layer by layer.
 
     Args:
@@ -106,7 +106,7 @@ def examine(target: Target, tell: Tell = silent) -> ExactReport:
                         price(decoder, stable, width, context) if known is None else known,
                     )
                 )
-    cheap = found.price is not None and found.price <= CHEAP
+    cheap = found.price is not None and found.price <= MAX_DEFAULT_SLOWDOWN
     return ExactReport(layers, found.first_variant_layer, prices, "bits" if cheap else "ties")
 
 
@@ -115,7 +115,7 @@ def examine_layer(name: str, kind: Kind, device: torch.device) -> Layer:
     words = describe_layer(kind.widths)
     if not kind.args:
         return Layer(name, kind.count, *words, None, None)
-    own, ours = interleaved(
+    own, ours = time_interleaved(
         [partial(kind.own, *kind.args), partial(kind.ours, *kind.args)], device, MAX_LAYER_SECONDS
     )
     changed = kind.ours is not kind.own

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.costs.curves import Costs, gains_of_chains, least
+from draftree.costs.curves import Costs, gains_of_chains, take_minimum
 from draftree.doctor.block_drafter_faults import (
     INJECTION,
     block_alternatives,
@@ -42,10 +42,10 @@ from draftree.errors import UserError
 from draftree.evaluation.target_trace import Text
 from draftree.evaluation.teacher_forcing import DEPTHS, ComparedDrafts, drive
 from draftree.formats.checkpoint import Checkpoint, fingerprint
-from draftree.target.attention_strength import DEAD, Attending, attending
+from draftree.target.attention_strength import MIN_OUTPUT_NORM, Attending, measure_attention
 from draftree.target.target import HiddenStateSpec, Target
-from draftree.utils.hardware import busy
-from draftree.utils.progress import Tell, silent
+from draftree.utils.hardware import describe_contention
+from draftree.utils.progress import Tell, ignore_progress
 
 BLOCKS = ((1, 0), (5, 0), (4, 3))
 """Blocks for which the training forward is compared with decoding, as (length in tokens, number of
@@ -154,7 +154,7 @@ def examine(
     drafter: Drafter[Any],
     texts: Sequence[Text],
     costs: Costs | None = None,
-    tell: Tell = silent,
+    tell: Tell = ignore_progress,
     again: Callable[[], Costs] | None = None,
 ) -> Report:
     """Measure a drafter's figures on given texts, and search for its faults.
@@ -452,13 +452,13 @@ def _predict_speed(
         return
     gains, tries = gains_of_chains(lengths.tolist(), costs), 0
     while again is not None and tries < MAX_REMEASUREMENTS and max(gains) < SPEED_UP[0]:
-        costs, tries = least(costs, again()), tries + 1
+        costs, tries = take_minimum(costs, again()), tries + 1
         gains = gains_of_chains(lengths.tolist(), costs)
     most = int(np.argmax(gains))
     text = f"predicted for the best chain, of {most + 1}, from the costs on this machine; one of {DEPTHS} gives {gains[-1]:.2f}"
     if tries:
         text += f"; costs were measured {tries} more time{'s' * (tries > 1)}, and the least count"
-    if gains[most] < SPEED_UP[0] and (told := busy()):
+    if gains[most] < SPEED_UP[0] and (told := describe_contention()):
         text += f"; {told}: run it again when the machine is idle"
     yield _grade("speed-up", float(gains[most]), SPEED_UP, text)
 
@@ -501,7 +501,7 @@ def _attention(
     not counted, because it is the sum of the work of all layers.
     """
     try:
-        layers = attending(target.decoder, [t.tokens for t in texts])
+        layers = measure_attention(target.decoder, [t.tokens for t in texts])
     except UserError as error:  # of an architecture of its own
         return (), Finding("attention", None, "ok", str(error))
     count = len(layers)
@@ -515,7 +515,7 @@ def _attention(
         i: f"layer {i}, {what}, adds {layers[i].output:.2g}" for i, what in sorted(read.items())
     }
     told = f"of the residual stream before it, attention of {'; '.join(adds.values())}"
-    dead = f"; below {DEAD} a layer looks at hardly anything, and another should be read"
+    dead = f"; below {MIN_OUTPUT_NORM} a layer looks at hardly anything, and another should be read"
     said: Said = "warn" if layers[least].dead else "ok"
     return layers, Finding("attention", layers[least].output, said, told + dead * (said == "warn"))
 

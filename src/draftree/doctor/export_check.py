@@ -66,7 +66,7 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
     faults, tensors = list[str](), dict[str, Tensor]()
     try:
         with as_user_error(f"'{folder}' is not what its config says"):
-            tensors = (medusa.loaded(stored) if method == "medusa" else stored.loaded()).tensors
+            tensors = (medusa.load_heads(stored) if method == "medusa" else stored.loaded()).tensors
             if (
                 form != "speculators"
                 or (method in speculators.VERSIONS and method != "peagle")
@@ -76,7 +76,7 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
     except UserError as error:
         faults.append(str(error))
     faults += [f"{name} has {what}" for name, what in _invalid_tensors(tensors)]
-    named = speculators.verified_by(config)
+    named = speculators.describe_verifier(config)
     return ExportReport(
         folder=str(folder),
         drafter=method,

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafters.base import Drafter, Trainable
-from draftree.drafters.neural.draft_vocabulary import TargetHead, ids_of
+from draftree.drafters.neural.draft_vocabulary import TargetHead, offsets_to_ids
 from draftree.evaluation.target_trace import Recording, Text
 from draftree.evaluation.teacher_forcing import ComparedDrafts, Source, drive
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import HiddenStateSpec, Probes, Target, Verified
+from draftree.target.target import HiddenStateSpec, Probes, Target, VerificationResult
 from draftree.tree import AcceptResult, Floats, Ints, Tree
 
 LAYER = "hidden layer off by one"
@@ -213,13 +213,13 @@ class ShiftedTarget:
 
     def prefill(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec
-    ) -> Verified:
+    ) -> VerificationResult:
         """Run the prompts through the target; see `Target.prefill`."""
         return self._lifted(self.target.prefill(cache, prompts, needs))
 
     def verify(
         self, cache: SlotCache, tree: Tree, needs: HiddenStateSpec, probes: Probes | None = None
-    ) -> Verified:
+    ) -> VerificationResult:
         """Run a draft tree through the target; see `Target.verify`."""
         return self._lifted(self.target.verify(cache, tree, needs, probes))
 
@@ -227,7 +227,7 @@ class ShiftedTarget:
         """Commit the accepted tokens to the cache; see `Target.commit`."""
         self.target.commit(cache, tree, verdict)
 
-    def _lifted(self, verified: Verified) -> Verified:
+    def _lifted(self, verified: VerificationResult) -> VerificationResult:
         return replace(
             verified, taps=replace(verified.taps, cache=verified.taps.cache.shift_layers(self.by))
         )
@@ -348,7 +348,7 @@ class Map:
     @property
     def drafted(self) -> Tensor:
         """Return [V′] the target's id for each draft id."""
-        return ids_of(self.d2t)
+        return offsets_to_ids(self.d2t)
 
     @property
     def distinct(self) -> bool:
@@ -402,7 +402,7 @@ def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
         d2t, t2d = module._buffers.get("d2t"), module._buffers.get("t2d")
         if isinstance(d2t, Tensor) and not isinstance(module, TargetHead):
             marks = torch.zeros(vocab, dtype=torch.bool, device=d2t.device)
-            marks[ids_of(d2t).clamp(0, vocab - 1)] = True
+            marks[offsets_to_ids(d2t).clamp(0, vocab - 1)] = True
             return Map(module, d2t, t2d if isinstance(t2d, Tensor) else marks)
     return None
 

@@ -38,7 +38,7 @@ from draftree.doctor.numerical_noise import (
     sample_speculative,
 )
 from draftree.drafters.base import Drafter
-from draftree.engine import Engine, common
+from draftree.engine import Engine, common_prefix_length
 from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.teacher_forcing import (
@@ -52,7 +52,7 @@ from draftree.request import Request
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Knobs, knob
 
 ERROR_LEVEL = 1e-3
@@ -116,7 +116,7 @@ def examine(
     chosen: Sequence[Case],
     extent: Extent = Extent(),
     costs: Costs | CostTable = UNIT,
-    tell: Tell = silent,
+    tell: Tell = ignore_progress,
 ) -> Report:
     """Test whether the output with drafts equals the output of the target alone.
 
@@ -226,7 +226,7 @@ class _Work:
     ) -> None:
         """Record the comparison of one text with plain decoding's."""
         before = self.compared.get(name, ComparedCase(name, 0, 0, (), 0.0))
-        at, parted = common(base.tokens, ours.tokens), before.parted
+        at, parted = common_prefix_length(base.tokens, ours.tokens), before.parted
         if base.tokens != ours.tokens:
             root = np.array([len(request.prompt) - 1 + at])
             margin = margin_at_difference(

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.batch import SequenceBatch
-from draftree.engine import Engine, run, usual
+from draftree.engine import Engine, default_acceptor, run
 from draftree.evaluation.target_trace import Recording, Text
 from draftree.loop import plain
 from draftree.models.kv_cache import SlotCache
@@ -151,7 +151,7 @@ def sample_plain(
         requests = [
             Request(prompt, COUNTED_TOKENS, target.eos, n, sampling=sampling) for n in numbers
         ]
-        run(plain(target, usual(sampling.greedy), rows, requests), rows)
+        run(plain(target, default_acceptor(sampling.greedy), rows, requests), rows)
         found += map(tuple, rows.written)
     return found
 

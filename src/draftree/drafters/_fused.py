@@ -15,7 +15,7 @@ from typing import Any, final
 
 import numpy as np
 
-from draftree.drafters.base import Drafter, Method, picked, put
+from draftree.drafters.base import Drafter, Method, replace_slots, select_slots
 from draftree.errors import UserError
 from draftree.kernels.merge_candidates import judged, judgements, merge
 from draftree.models.kv_cache import SlotCache
@@ -33,30 +33,30 @@ from draftree.tree import (
     Tree,
 )
 
-BESIDE = (1.0, 0.5, 1.0, 2.0)
+GUIDED_WEIGHTS = (1.0, 0.5, 1.0, 2.0)
 """Initial weights of `Find.x` for the log-odds of a retrieval hit's acceptance, with a guide.
 
 A hit multiplies the odds that the guide gives to the token, as independent evidence would. The
 factor is moderate: 2.7 for a hit with q = ½.
 """
-ALONE = (0.0, 1.0, 0.0, 2.0)
+UNGUIDED_WEIGHTS = (0.0, 1.0, 0.0, 2.0)
 """Initial weights of `Find.x` without a guide; the first estimate is the part's own q."""
 PRIOR = 4.0
 """The number of examples of unit curvature that count as much as the initial weights."""
-RECENT, NEUTRAL = 0.2, 0.5
+RECENT_HIT_WEIGHT, INITIAL_HIT_MEAN = 0.2, 0.5
 """Constants of the moving mean of a sequence's recent hits.
 
-`RECENT` is the weight of the newest hit, and `NEUTRAL` the mean before any hit.
+`RECENT_HIT_WEIGHT` is the weight of the newest hit, and `INITIAL_HIT_MEAN` the mean before any hit.
 """
-CERTAIN = 1e-4
+PROBABILITY_MARGIN = 1e-4
 """Probabilities are clipped to this distance from 0 and 1 before the weights learn from them."""
-UNGUIDED = np.zeros((0, 0))
+NO_GUIDE_LOG_Q = np.zeros((0, 0))
 """Stands for the guide's log q where there is no guide."""
-MOST, LEAST = 1 - 1e-3, 1e-300
+MAX_HIT_MASS, MIN_HIT_VALUE = 1 - 1e-3, 1e-300
 """Bounds of the estimated values of retrieval hits.
 
-`MOST` bounds the sum over all hits after a node, so that some probability is left for the guide's
-tokens. `LEAST` is the smallest value of a hit.
+`MAX_HIT_MASS` bounds the sum over all hits after a node, so that some probability is left for the guide's
+tokens. `MIN_HIT_VALUE` is the smallest value of a hit.
 """
 
 
@@ -91,13 +91,13 @@ class HitRate:
         recent: moving mean of how often this sequence's last candidates included the right token.
     """
 
-    beside: Logistic = field(default_factory=lambda: Logistic.around(*BESIDE, prior=PRIOR))
-    alone: Logistic = field(default_factory=lambda: Logistic.around(*ALONE, prior=PRIOR))
-    recent: float = NEUTRAL
+    beside: Logistic = field(default_factory=lambda: Logistic.around(*GUIDED_WEIGHTS, prior=PRIOR))
+    alone: Logistic = field(default_factory=lambda: Logistic.around(*UNGUIDED_WEIGHTS, prior=PRIOR))
+    recent: float = INITIAL_HIT_MEAN
 
 
 @dataclass(frozen=True)
-class Find:
+class RetrievalHits:
     """Candidates that one part proposes for a frontier, stored until the accept result is known.
 
     Attributes:
@@ -124,7 +124,7 @@ class Find:
 
 
 @dataclass(frozen=True)
-class Fusing:
+class FusedState:
     """The state of fused drafters.
 
     Attributes:
@@ -138,17 +138,17 @@ class Fusing:
 
     parts: tuple[Any, ...]
     trust: tuple[tuple[HitRate, ...], ...]
-    finds: tuple[Find, ...] = ()
+    finds: tuple[RetrievalHits, ...] = ()
     searched: tuple[Mapping[int, int], Mapping[int, Candidates]] = ({}, {})
 
     @property
     def together(self) -> tuple[HitRate, ...]:
         """Return the trust in each part [P], averaged over all sequences."""
-        return tuple(_together(rows) for rows in zip(*self.trust, strict=True))
+        return tuple(_average_trust(rows) for rows in zip(*self.trust, strict=True))
 
 
 @final
-class FusedDrafter(Drafter[Fusing]):
+class FusedDrafter(Drafter[FusedState]):
     """Drafters that expand the same nodes; their candidates are merged.
 
     The drafters are called parts. The first part that computes q for the whole vocabulary, such as
@@ -196,25 +196,25 @@ class FusedDrafter(Drafter[Fusing]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Fusing | None = None,
+        state: FusedState | None = None,
         rows: Ints | None = None,
-    ) -> Fusing:
+    ) -> FusedState:
         before = (None,) * len(self.parts) if state is None else state.parts
         known = (HitRate(),) * len(self.parts) if state is None else state.together
         inner = [
-            part.start(prompts, roots, own(part, taps), s, rows)
+            part.start(prompts, roots, select_hidden_states(part, taps), s, rows)
             for part, s in zip(self.parts, before, strict=True)
         ]
-        fresh = (tuple(replace(trust, recent=NEUTRAL) for trust in known),) * len(prompts)
+        fresh = (tuple(replace(trust, recent=INITIAL_HIT_MEAN) for trust in known),) * len(prompts)
         if state is None or len(state.trust) != len(
             prompts
         ):  # what `carry` returns has one slot, which represents all
-            return Fusing(tuple(inner), fresh)
-        return Fusing(tuple(inner), put(state.trust, rows, fresh))
+            return FusedState(tuple(inner), fresh)
+        return FusedState(tuple(inner), replace_slots(state.trust, rows, fresh))
 
     def find(
-        self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates | None, Fusing]:
+        self, state: FusedState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates | None, FusedState]:
         """Return the retrieval hits of the parts that search, valued as without a guide.
 
         `expand` does not search again for the same nodes.
@@ -227,12 +227,12 @@ class FusedDrafter(Drafter[Fusing]):
                 proposed[i], inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
         places = dict(zip(tree.number[frontier].tolist(), range(len(frontier)), strict=True))
         finds = self._finds(state, tree, frontier, proposed, None)
-        state = Fusing(tuple(inner), state.trust, (*state.finds, *finds), (places, proposed))
-        return (merged(None, finds, k) if finds else None), state
+        state = FusedState(tuple(inner), state.trust, (*state.finds, *finds), (places, proposed))
+        return (merge_hits(None, finds, k) if finds else None), state
 
     def below(
-        self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
-    ) -> tuple[SubtreeCandidates | None, Fusing]:
+        self, state: FusedState, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
+    ) -> tuple[SubtreeCandidates | None, FusedState]:
         """Return the candidates of the searching part, if exactly one part searches; else None.
 
         They are valued in the same way as in `find`.
@@ -253,16 +253,18 @@ class FusedDrafter(Drafter[Fusing]):
             found.nodes,
             [state.trust[row][i] for row in found.rows.tolist()],
         )
-        cut = MOST / np.maximum(find.value.sum(axis=1, keepdims=True), MOST)
+        cut = MAX_HIT_MASS / np.maximum(find.value.sum(axis=1, keepdims=True), MAX_HIT_MASS)
         log_q = np.where(
-            found.candidates.log_q > -np.inf, np.log(np.maximum(find.value * cut, LEAST)), -np.inf
+            found.candidates.log_q > -np.inf,
+            np.log(np.maximum(find.value * cut, MIN_HIT_VALUE)),
+            -np.inf,
         )
         own = Candidates(found.candidates.tokens, log_q, source=(1 << i) - 1)
         return replace(found, candidates=own, alone=False), replace(
             state, parts=tuple(inner), finds=(*state.finds, find)
         )
 
-    def passes(self, state: Fusing, tree: Tree, frontier: Ints) -> int:
+    def passes(self, state: FusedState, tree: Tree, frontier: Ints) -> int:
         """Return the number of nodes that models must read, which is the largest of all parts.
 
         Parts that only search are ignored if another part has a model.
@@ -271,8 +273,8 @@ class FusedDrafter(Drafter[Fusing]):
         return max(self.parts[i].passes(state.parts[i], tree, frontier) for i in asked)
 
     def expand(
-        self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Fusing]:
+        self, state: FusedState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, FusedState]:
         """Return the merged candidates of all parts.
 
         Random samples are never merged; they come from the first part that can draw samples.
@@ -292,7 +294,7 @@ class FusedDrafter(Drafter[Fusing]):
         finds = self._finds(state, tree, frontier, proposed, guide)
         state = replace(state, parts=tuple(inner), finds=(*state.finds, *finds))
         best = (
-            merged(None if guide is None else proposed[guide], finds, k)
+            merge_hits(None if guide is None else proposed[guide], finds, k)
             if finds
             else proposed[guide or 0]
         )
@@ -302,12 +304,12 @@ class FusedDrafter(Drafter[Fusing]):
 
     def _finds(
         self,
-        state: Fusing,
+        state: FusedState,
         tree: Tree,
         frontier: Ints,
         proposed: Mapping[int, Candidates],
         guide: int | None,
-    ) -> list[Find]:
+    ) -> list[RetrievalHits]:
         """Return the candidates of all parts except the guide.
 
         Parts that propose no token are left out.
@@ -328,10 +330,10 @@ class FusedDrafter(Drafter[Fusing]):
         return found
 
     def commit(
-        self, state: Fusing, tree: Tree, verdict: AcceptResult, taps: HiddenStates
-    ) -> Fusing:
+        self, state: FusedState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> FusedState:
         inner = [
-            part.commit(s, tree, verdict, own(part, taps))
+            part.commit(s, tree, verdict, select_hidden_states(part, taps))
             for part, s in zip(self.parts, state.parts, strict=True)
         ]
         trust = list(state.trust)
@@ -340,36 +342,38 @@ class FusedDrafter(Drafter[Fusing]):
             nexts = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
             finds = [[f for f in state.finds if f.part == i] for i in range(len(inner))]
             trust[row] = tuple(
-                _learnt(known, mine, tree.number[kept], nexts) if mine else known
+                _update_trust(known, mine, tree.number[kept], nexts) if mine else known
                 for known, mine in zip(trust[row], finds, strict=True)
             )
-        return Fusing(tuple(inner), tuple(trust))
+        return FusedState(tuple(inner), tuple(trust))
 
-    def flush(self, state: Fusing) -> Fusing:
+    def flush(self, state: FusedState) -> FusedState:
         return replace(
             state,
             parts=tuple(part.flush(s) for part, s in zip(self.parts, state.parts, strict=True)),
         )
 
-    def truncate(self, state: Fusing, lengths: Ints, rows: Ints | None = None) -> Fusing:
+    def truncate(self, state: FusedState, lengths: Ints, rows: Ints | None = None) -> FusedState:
         inner = [
             part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)
         ]
-        return Fusing(tuple(inner), put(state.trust, rows, (state.together,) * len(lengths)))
+        return FusedState(
+            tuple(inner), replace_slots(state.trust, rows, (state.together,) * len(lengths))
+        )
 
-    def select(self, state: Fusing, rows: Ints, cache: SlotCache) -> Fusing | None:
+    def select(self, state: FusedState, rows: Ints, cache: SlotCache) -> FusedState | None:
         inner = [
             part.select(s, rows, cache) for part, s in zip(self.parts, state.parts, strict=True)
         ]
         if any(s is None for s in inner):
             return None
-        return Fusing(tuple(inner), picked(state.trust, rows, state.together))
+        return FusedState(tuple(inner), select_slots(state.trust, rows, state.together))
 
-    def carry(self, state: Fusing) -> Fusing:
+    def carry(self, state: FusedState) -> FusedState:
         inner = [part.carry(s) for part, s in zip(self.parts, state.parts, strict=True)]
-        return Fusing(tuple(inner), (state.together,))
+        return FusedState(tuple(inner), (state.together,))
 
-    def probes(self, state: Fusing) -> Probes | None:
+    def probes(self, state: FusedState) -> Probes | None:
         return (
             self.parts[self._probing[0]].probes(state.parts[self._probing[0]])
             if self._probing
@@ -377,7 +381,7 @@ class FusedDrafter(Drafter[Fusing]):
         )
 
 
-def own(part: Drafter[Any], taps: HiddenStates) -> HiddenStates:
+def select_hidden_states(part: Drafter[Any], taps: HiddenStates) -> HiddenStates:
     """Return the hidden states that a part needs; a part that needs none may get all of them."""
     wanted = part.needs.hidden
     if not wanted or len(wanted) == len(taps.hidden):
@@ -387,7 +391,7 @@ def own(part: Drafter[Any], taps: HiddenStates) -> HiddenStates:
 
 def _find(
     part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[HitRate]
-) -> Find:
+) -> RetrievalHits:
     """Return a part's candidates with their estimated acceptance.
 
     Args:
@@ -397,13 +401,18 @@ def _find(
         numbers: [F] the numbers of the frontier's nodes.
         trust: [F] the trust in the part for each node's sequence.
     """
-    log_q = UNGUIDED if guide is None else guide.log_of(found.tokens)
+    log_q = NO_GUIDE_LOG_Q if guide is None else guide.log_of(found.tokens)
     recent = np.array([t.recent for t in trust])
     weights = np.array([t.alone.weights if guide is None else t.beside.weights for t in trust])
     x, value, theirs, place = judged(
-        np.ascontiguousarray(found.log_q), log_q, recent, weights, NEUTRAL, CERTAIN
+        np.ascontiguousarray(found.log_q),
+        log_q,
+        recent,
+        weights,
+        INITIAL_HIT_MEAN,
+        PROBABILITY_MARGIN,
     )
-    return Find(
+    return RetrievalHits(
         part,
         guide is not None,
         numbers,
@@ -415,7 +424,7 @@ def _find(
     )
 
 
-def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
+def merge_hits(guide: Candidates | None, finds: Sequence[RetrievalHits], k: int) -> Candidates:
     """Return the K best candidates of each node in descending order of q.
 
     Candidates of equal q are ordered by part, and then by their rank within the part.
@@ -447,14 +456,16 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
             np.concatenate([part[i] for part in listed], axis=1) for i in range(4)
         )
     tokens, values, sources = merge(
-        np.ascontiguousarray(token), log_q, value, seen, bits, k, MOST, CERTAIN
+        np.ascontiguousarray(token), log_q, value, seen, bits, k, MAX_HIT_MASS, PROBABILITY_MARGIN
     )
     if guide is None:
         return Candidates(tokens, values, sources=sources)
     return replace(guide, tokens=tokens, log_q=values, sources=sources, source=0, draw=Draw.POINT)
 
 
-def _learnt(trust: HitRate, finds: Sequence[Find], kept: Ints, nexts: Ints) -> HitRate:
+def _update_trust(
+    trust: HitRate, finds: Sequence[RetrievalHits], kept: Ints, nexts: Ints
+) -> HitRate:
     """Return the trust in a part after a step of its sequence.
 
     Args:
@@ -471,7 +482,7 @@ def _learnt(trust: HitRate, finds: Sequence[Find], kept: Ints, nexts: Ints) -> H
     examples: dict[bool, list[tuple[Floats, Bools]]] = {}
     for f in finds:
         x, right, recent = judgements(
-            f.numbers, f.place, f.tokens, f.x, kept, nexts, recent, RECENT
+            f.numbers, f.place, f.tokens, f.x, kept, nexts, recent, RECENT_HIT_WEIGHT
         )
         if len(right):
             examples.setdefault(f.guided, []).append((x, right))
@@ -483,7 +494,7 @@ def _learnt(trust: HitRate, finds: Sequence[Find], kept: Ints, nexts: Ints) -> H
     return HitRate(beside, alone, recent)
 
 
-def _together(rows: Sequence[HitRate]) -> HitRate:
+def _average_trust(rows: Sequence[HitRate]) -> HitRate:
     """Return the average over sequences of the trust in one part.
 
     Each sequence's weights count in proportion to the sequence's information matrix.

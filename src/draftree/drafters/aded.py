@@ -9,9 +9,9 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.drafters.base import Drafter, every, picked, put
+from draftree.drafters.base import Drafter, replace_slots, select_slots, slots_or_all
 from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Weighting, successors
-from draftree.drafters.retrieval.datastore import Documents, Stored
+from draftree.drafters.retrieval.datastore import DatastoreMethod, Documents
 from draftree.drafters.retrieval.ngram_build import GramSettings, build, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams, width_of
 from draftree.errors import UnknownName, UserError
@@ -33,7 +33,7 @@ all), and the smallest count that is stored.
 
 @final
 @dataclass(frozen=True)
-class ADED(Stored):
+class ADED(DatastoreMethod):
     """An n-gram model of a corpus (eq. 1) that what was written lately makes likelier (Algorithm 2).
 
     It is meant for the policy `mcts`. It proposes no token after a context that occurs neither in
@@ -177,7 +177,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         state = state or ADEDState(Increments.empty(), ())
         found, begun = (
             list(state.rows) or [Adapted.empty()] * len(prompts),
-            every(rows, len(prompts)),
+            slots_or_all(rows, len(prompts)),
         )
         shared = state.shared or (0,) * len(prompts)
         for r in begun.tolist():
@@ -234,17 +234,17 @@ class ADEDDrafter(Drafter[ADEDState]):
 
     @override
     def truncate(self, state: ADEDState, lengths: Ints, rows: Ints | None = None) -> ADEDState:
-        cut = every(rows, len(lengths))
-        left = put(state.rows, cut, (Adapted.empty(),) * len(lengths))
+        cut = slots_or_all(rows, len(lengths))
+        left = replace_slots(state.rows, cut, (Adapted.empty(),) * len(lengths))
         if not self.knobs.session:
             return ADEDState(state.memory, left)
-        shared = put(state.shared or (0,) * len(lengths), cut, lengths.tolist())
+        shared = replace_slots(state.shared or (0,) * len(lengths), cut, lengths.tolist())
         return ADEDState(self._remembered(state, cut), left, shared)
 
     @override
     def select(self, state: ADEDState, rows: Ints, cache: SlotCache) -> ADEDState:
-        shared = picked(state.shared, rows, 0) if state.shared else ()
-        return ADEDState(state.memory, picked(state.rows, rows, Adapted.empty()), shared)
+        shared = select_slots(state.shared, rows, 0) if state.shared else ()
+        return ADEDState(state.memory, select_slots(state.rows, rows, Adapted.empty()), shared)
 
     @override
     def carry(self, state: ADEDState) -> ADEDState | None:

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.formats.checkpoint import (
     ABOUT,
     FILES,
     Checkpoint,
     embedding_hash,
     fingerprint,
-    shipped,
+    resolve_checkpoint,
 )
 from draftree.models.fused_modules import accelerate
 from draftree.models.graph_capture import Capture, Weights
@@ -38,7 +38,7 @@ from draftree.target.device_tree import Layers
 from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target, named
 from draftree.tree import AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
 from draftree.utils.files import as_user_error
-from draftree.utils.validated_dataclass import Knobs, Part, knob, real, several
+from draftree.utils.validated_dataclass import Knobs, Part, is_finite, is_list_of, knob
 
 State = TypeVar("State")
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def set_knobs(knobs: Any) -> str:
     """Return a method's name with those options that differ from their defaults: `PLD(ngram=2)`."""
     own = [f for f in fields(knobs) if f.repr and f.name != "checkpoint"]
     changed = [
-        f"{f.name}={shown(getattr(knobs, f.name))}"
+        f"{f.name}={format_value(getattr(knobs, f.name))}"
         for f in own
         if getattr(knobs, f.name) != f.default
     ]
@@ -247,20 +247,20 @@ class Drafter(ABC, Generic[State]):
         return None
 
 
-def every(rows: Ints | None, count: int) -> Ints:
+def slots_or_all(rows: Ints | None, count: int) -> Ints:
     """Return the given slots, or all slots 0 … `count` − 1 if `rows` is None."""
     return np.arange(count) if rows is None else rows
 
 
-def put(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tuple[T, ...]:
+def replace_slots(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tuple[T, ...]:
     """Return a tuple [R] with new values for the given slots and old values for the others."""
     found = list(old)
-    for row in every(rows, len(found)).tolist():
+    for row in slots_or_all(rows, len(found)).tolist():
         found[row] = new[row]
     return tuple(found)
 
 
-def picked(values: Sequence[T], rows: Ints, empty: T) -> tuple[T, ...]:
+def select_slots(values: Sequence[T], rows: Ints, empty: T) -> tuple[T, ...]:
     """Return the values of the slots `rows` [R'], and `empty` where `rows` is −1."""
     return tuple(values[row] if row >= 0 else empty for row in rows.tolist())
 
@@ -468,12 +468,12 @@ class Trainable(Drafter[State]):
         return config, tensors
 
 
-def _warms_up(value: Any) -> bool:
-    return real(value) and value >= 0 and (value <= 1 or value % 1 == 0)
+def _is_warmup(value: Any) -> bool:
+    return is_finite(value) and value >= 0 and (value <= 1 or value % 1 == 0)
 
 
 def _betas(value: Any) -> bool:
-    return several(value, lambda beta: real(beta) and 0 <= beta < 1) and len(value) == 2
+    return is_list_of(value, lambda beta: is_finite(beta) and 0 <= beta < 1) and len(value) == 2
 
 
 @dataclass(frozen=True)
@@ -505,7 +505,7 @@ class Recipe(Knobs):
     lr: float = knob(1e-4, above=0)
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     floor: float = knob(0.05, least=0, most=1)
-    warmup: float = knob(0, rule=("a whole number of steps, or a share of all below 1", _warms_up))
+    warmup: float = knob(0, rule=("a whole number of steps, or a share of all below 1", _is_warmup))
     betas: tuple[float, float] = knob((0.9, 0.999), rule=("two numbers in [0, 1)", _betas))
     weight_decay: float = knob(0.01, least=0)
     clip: float = knob(1.0, above=0)
@@ -601,7 +601,7 @@ class TrainableMethod(Method):
         for key, fixed in drafter.knobs.fixed.items():
             asked = getattr(self, key)
             if asked != fixed and (asked != defaults[key] or key in self.named):
-                told = f"{type(self).__name__.lower()}: {key} is {shown(asked)}, allowed is {shown(fixed)}"
+                told = f"{type(self).__name__.lower()}: {key} is {format_value(asked)}, allowed is {format_value(fixed)}"
                 raise UserError(f"{told}: '{drafter.knobs.checkpoint}' fixes it")
         drafter.use_kernels(target)
         return drafter
@@ -615,7 +615,7 @@ class TrainableMethod(Method):
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
         """
-        stored = Checkpoint.at(shipped(self.kind(), self.checkpoint, target))
+        stored = Checkpoint.at(resolve_checkpoint(self.kind(), self.checkpoint, target))
         stored.check_method(self.kind())
         with as_user_error(f"the drafter in '{stored.folder}' cannot be used"):
             hints = get_type_hints(type(self))

@@ -15,8 +15,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage
-from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, opened
-from draftree.drafters.neural.block_loss import anchored, marginal_loss
+from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, open_checkpoint
+from draftree.drafters.neural.block_loss import draw_anchors, marginal_loss
 from draftree.drafters.neural.block_model import ParallelNet
 from draftree.formats import block_drafters
 from draftree.formats.block_drafters import Kind
@@ -59,7 +59,7 @@ class DFlash(ParallelMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "DFlashDrafter":
-        stored, layout, net = opened(stored, target, "dflash", ParallelNet)
+        stored, layout, net = open_checkpoint(stored, target, "dflash", ParallelNet)
         return DFlashDrafter(self.known(layout), net, target, stored)
 
     @override
@@ -87,7 +87,7 @@ class DFlashDrafter(ParallelDrafter):
 
     @override
     def loss(self, batch: Batch) -> Tensor:
-        places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
+        places = draw_anchors(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         return marginal_loss(
             self.knobs.loss, batch, self.blocks(batch, places.anchors), places, self.model.drafted
         )

@@ -19,8 +19,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage
-from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, opened
-from draftree.drafters.neural.block_loss import anchored, said_at, tokens_at
+from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, open_checkpoint
+from draftree.drafters.neural.block_loss import draw_anchors, target_logits_at, tokens_at
 from draftree.drafters.neural.block_model import ParallelNet
 from draftree.formats import block_drafters
 from draftree.formats.block_drafters import Kind, Layout
@@ -78,7 +78,7 @@ class DSpark(ParallelMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "DSparkDrafter":
-        stored, layout, net = opened(stored, target, "dspark", DSparkNet)
+        stored, layout, net = open_checkpoint(stored, target, "dspark", DSparkNet)
         found = replace(
             self.known(layout),
             rank=layout.rank,
@@ -240,7 +240,7 @@ class DSparkDrafter(ParallelDrafter):
 
     @override
     def loss(self, batch: Batch) -> Tensor:
-        places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
+        places = draw_anchors(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         states, before = self.along(batch, places.anchors)
         states, before = (each.unflatten(0, places.anchors.shape) for each in (states, before))
         logits = self.taught(states.flatten(0, 1), before.flatten(0, 1)).unflatten(
@@ -250,7 +250,10 @@ class DSparkDrafter(ParallelDrafter):
         weight = places.weight[places.valid]
         drafted = self.model.drafted
         far = (
-            (torch.softmax(said_at(batch, places, drafted).float(), -1) - torch.softmax(logits, -1))
+            (
+                torch.softmax(target_logits_at(batch, places, drafted).float(), -1)
+                - torch.softmax(logits, -1)
+            )
             .abs()
             .sum(-1)
         )

@@ -25,14 +25,18 @@ from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model import PairNet
 from draftree.drafters.neural.llama_modules import (
     Rotary,
+    export_config,
     initialise,
-    like,
+    make_one_layer_config,
     of_values,
-    published,
     run,
-    stores,
+    stored_shape,
 )
-from draftree.drafters.neural.losses import before, said, soft_cross_entropy
+from draftree.drafters.neural.losses import (
+    predicting_positions,
+    select_target_logits,
+    soft_cross_entropy,
+)
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING
@@ -100,7 +104,7 @@ class EAGLE(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "EAGLEDrafter":
-        stored, config = speculators.loaded(stored, "eagle")
+        stored, config = speculators.load_checkpoint(stored, "eagle")
         stored.check_sizes("eagle", config, sizes(target))
         bias, embedding = config.get("bias", True), EMBEDDING in stored.tensors
         net = stored.network(
@@ -111,14 +115,14 @@ class EAGLE(TrainableMethod):
     @override
     def new(self, target: Target) -> "EAGLEDrafter":
         check_size("eagle", self.draft_vocab, target)
-        config = like(target.decoder.config)
+        config = make_one_layer_config(target.decoder.config)
         net = EAGLENet(config, target, self.bias, embedding=False, draft_vocab=self.draft_vocab)
         initialise(net, config)
         return EAGLEDrafter(
             self,
             net,
             target,
-            Checkpoint(published(config, "LlamaForCausalLM") | {"bias": self.bias}),
+            Checkpoint(export_config(config, "LlamaForCausalLM") | {"bias": self.bias}),
         )
 
 
@@ -151,7 +155,7 @@ class EAGLENet(PairNet):
                 setattr(attention, name, nn.Linear(old.in_features, old.out_features))
         self.layers = nn.ModuleList([first])
         self.rotary = Rotary(config)
-        self.shape = stores(config)
+        self.shape = stored_shape(config)
         self.width = size
         self._target = target
         self.embed_tokens = (
@@ -193,8 +197,8 @@ class EAGLEDrafter(PairDrafter):
     @override
     def loss(self, batch: Batch) -> Tensor:
         true = self._features(batch)
-        at, total = before(batch.learn), torch.zeros((), device=true.device)
-        wanted = said(batch, at, self.model.drafted)
+        at, total = predicting_positions(batch.learn), torch.zeros((), device=true.device)
+        wanted = select_target_logits(batch, at, self.model.drafted)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
             chosen = at & known
             feature = (

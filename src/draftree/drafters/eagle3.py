@@ -25,7 +25,7 @@ from draftree.drafters.neural.draft_vocabulary import (
     check_map,
     check_size,
     drafted,
-    frequent,
+    most_frequent_tokens,
     offsets,
 )
 from draftree.drafters.neural.feature_drafter import PairDrafter
@@ -33,13 +33,13 @@ from draftree.drafters.neural.feature_model import PairNet
 from draftree.drafters.neural.llama_modules import (
     CACHE,
     Rotary,
+    export_config,
     initialise,
-    like,
+    make_one_layer_config,
     of_values,
-    published,
-    stores,
+    stored_shape,
 )
-from draftree.drafters.neural.losses import before, soft_cross_entropy
+from draftree.drafters.neural.losses import predicting_positions, soft_cross_entropy
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
@@ -141,7 +141,7 @@ class EAGLE3(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "EAGLE3Drafter":
-        stored, config = speculators.loaded(stored, "eagle3")
+        stored, config = speculators.load_checkpoint(stored, "eagle3")
         read = config.get("target_hidden_size") or config.get("hidden_size")
         stored.check_sizes("eagle3", config | {"hidden_size": read}, sizes(target))
         own = EMBEDDING in stored.tensors or read != config.get(
@@ -170,8 +170,8 @@ class EAGLE3(TrainableMethod):
     def new(self, target: Target) -> "EAGLE3Drafter":
         vocab = target.decoder.vocab
         check_size("eagle3", self.draft_vocab, target)
-        llama = like(target.decoder.config)
-        config = published(llama, "LlamaForCausalLMEagle3")
+        llama = make_one_layer_config(target.decoder.config)
+        config = export_config(llama, "LlamaForCausalLMEagle3")
         layers = self.layers(target)
         config |= {"draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(layers)}
         net = EAGLE3Net(config, target, layers, embedding=False)
@@ -372,7 +372,7 @@ class EAGLE3Net(FusingNet):
         whole = draft == vocab and not maps  # published checkpoints then mostly have no maps
         self.register_buffer("d2t", None if whole else torch.zeros(draft, dtype=torch.long))
         self.register_buffer("t2d", None if whole else torch.zeros(vocab, dtype=torch.bool))
-        self.shape = stores(config)
+        self.shape = stored_shape(config)
         self.width = size
         self._vocab = vocab
         self._target = target
@@ -429,12 +429,12 @@ class EAGLE3Drafter(PairDrafter):
     @override
     def fit_vocabulary(self, counts: Ints) -> None:
         if self.model.d2t is not None:
-            self.model.choose(frequent(counts, len(self.model.d2t)))
+            self.model.choose(most_frequent_tokens(counts, len(self.model.d2t)))
 
     @override
     def loss(self, batch: Batch) -> Tensor:
         features = self._features(batch)
-        at, total = before(batch.learn), features.new_zeros(())
+        at, total = predicting_positions(batch.learn), features.new_zeros(())
         said, drafted = batch.target(at), self.model.drafted
         possible = torch.ones(len(said), dtype=torch.bool, device=said.device)
         if self.model.t2d is not None and drafted is not None:

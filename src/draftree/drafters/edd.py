@@ -19,14 +19,14 @@ from transformers import DynamicCache, PreTrainedModel
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.draft_state import SPARE, Decoding
-from draftree.drafters.neural.draft_vocabulary import whole
-from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.draft_state import SPARE_SLOTS, Decoding
+from draftree.drafters.neural.draft_vocabulary import expand_logits
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.drafters.neural.training_masks import additive, dual_block
 from draftree.drafters.neural.transformer_drafter import (
     OneLayerDrafter,
-    begin_as,
     check_attends,
+    copy_target_layer,
     has_own,
     load_model,
     new_model,
@@ -34,7 +34,7 @@ from draftree.drafters.neural.transformer_drafter import (
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.decoder import Decoder
-from draftree.target.attention_strength import AUTO, Attending, attending
+from draftree.target.attention_strength import AUTO, Attending, measure_attention
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree
 from draftree.utils.hardware import to_device
@@ -187,7 +187,7 @@ class EDDDrafter(OneLayerDrafter):
     def resolve_auto(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         if self.knobs.hidden_layer != AUTO:
             return {}
-        self._layer = EDD.living(attending(self._target.decoder, texts))
+        self._layer = EDD.living(measure_attention(self._target.decoder, texts))
         self.begin()
         return {"hidden_layer": self._layer}
 
@@ -202,7 +202,9 @@ class EDDDrafter(OneLayerDrafter):
                 min(self._target.decoder.hidden_index(self._layer), count - 1),
                 self._target.decoder.attention_layers,
             )
-            begin_as(self.model, self._target, max((i for i in layers if i <= top), default=top))
+            copy_target_layer(
+                self.model, self._target, max((i for i in layers if i <= top), default=top)
+            )
 
     @override
     def start(
@@ -214,7 +216,7 @@ class EDDDrafter(OneLayerDrafter):
         rows: Ints | None = None,
     ) -> Decoding:
         state = state or Decoding.empty(
-            self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
+            self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE_SLOTS)
         )
         return replace(state, unread=(*state.unread, taps))
 
@@ -247,7 +249,7 @@ class EDDDrafter(OneLayerDrafter):
 
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        return whole(
+        return expand_logits(
             self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))), self.drafted
         )
 
@@ -285,7 +287,7 @@ class EDDDrafter(OneLayerDrafter):
         phases = [
             _between(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators
         ]
-        states = self._states(batch, block, phases)[before(batch.learn)]
+        states = self._states(batch, block, phases)[predicting_positions(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.decoder.head(states), drafted=self.drafted)
 
 

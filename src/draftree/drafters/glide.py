@@ -20,30 +20,42 @@ from torch import Tensor
 from transformers import Cache
 from typing_extensions import override
 
-from draftree.drafters.base import Batch, Stage, TrainableMethod, every, picked, put
+from draftree.drafters.base import (
+    Batch,
+    Stage,
+    TrainableMethod,
+    replace_slots,
+    select_slots,
+    slots_or_all,
+)
 from draftree.drafters.neural.draft_state import (
-    NOTHING,
-    SPARE,
+    NO_TOKENS,
+    SPARE_SLOTS,
     Decoding,
     keep_path,
     lay_out,
     no_candidates,
     rewind,
-    selected,
+    select_sequences,
 )
-from draftree.drafters.neural.draft_vocabulary import TargetEmbedding, TargetHead, check_size, whole
+from draftree.drafters.neural.draft_vocabulary import (
+    TargetEmbedding,
+    TargetHead,
+    check_size,
+    expand_logits,
+)
 from draftree.drafters.neural.glide_model import Glimpse, GlimpseModel, View
 from draftree.drafters.neural.llama_modules import of_values
-from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
-from draftree.drafters.neural.transformer_drafter import BorrowingDrafter, known_alone
+from draftree.drafters.neural.transformer_drafter import BorrowingDrafter, candidates_within_context
 from draftree.errors import UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.attention_strength import AUTO, Attending, attending
+from draftree.target.attention_strength import AUTO, Attending, measure_attention
 from draftree.target.target import CHUNK, HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.files import Entries
@@ -151,7 +163,7 @@ class GLIDE(TrainableMethod):
         config_entries.GLIDE.check_layer(stored.config, stored.folder, "glide")
         knobs, stored = self._of(stored), stored.loaded()
         stored.check_sizes(
-            "glide", stored.config, {"vocab_size": target.decoder.vocab} | _large(target)
+            "glide", stored.config, {"vocab_size": target.decoder.vocab} | _target_entries(target)
         )
         views = knobs.views(target)
         if joint := {
@@ -253,7 +265,7 @@ class GLIDE(TrainableMethod):
 
 
 @dataclass(frozen=True)
-class Glimpsing:
+class GLIDEState:
     """The drafter's state.
 
     Attributes:
@@ -286,7 +298,7 @@ class Glimpsing:
 
 
 @final
-class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
+class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
     """Drafts with a small model that has a KV cache and also attends to the target's KV cache."""
 
     knobs: GLIDE
@@ -326,7 +338,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         if not self._layers or self.knobs.kv_layer != AUTO:
             return {}
         layer, shapes = (
-            self.knobs.busiest(attending(self._target.decoder, texts)),
+            self.knobs.busiest(measure_attention(self._target.decoder, texts)),
             self._target.decoder.shapes,
         )
         self._settle(replace(self.knobs, kv_layer=layer))
@@ -352,32 +364,35 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Glimpsing | None = None,
+        state: GLIDEState | None = None,
         rows: Ints | None = None,
-    ) -> Glimpsing:
+    ) -> GLIDEState:
         if state is None:
             own = Decoding.empty(
-                self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
+                self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE_SLOTS)
             )
-            state = Glimpsing(own, taps.cache, own.pending)
+            state = GLIDEState(own, taps.cache, own.pending)
         cache = state.own.cache
-        nothing = (NOTHING,) * len(prompts)
-        begun = every(rows, len(prompts))
+        nothing = (NO_TOKENS,) * len(prompts)
+        begun = slots_or_all(rows, len(prompts))
         known = cache.lengths.tolist()
-        rest = put(nothing, begun, [p[n:] for p, n in zip(prompts, known, strict=True)])
-        limits = put(
+        rest = replace_slots(nothing, begun, [p[n:] for p, n in zip(prompts, known, strict=True)])
+        limits = replace_slots(
             nothing, begun, [self._reading(len(p))[n:] for p, n in zip(prompts, known, strict=True)]
         )
         fit = np.array([len(prompts[row]) < self.decoder.context for row in begun])
         if not fit.all():  # no drafts are made for these sequences
             late = begun[~fit]
-            waiting = replace(state.own, pending=put(state.own.pending, late, rest))
-            state = Glimpsing(waiting, taps.cache, put(state.limits, late, limits))
-            rest, limits = put(nothing, begun[fit], rest), put(nothing, begun[fit], limits)
+            waiting = replace(state.own, pending=replace_slots(state.own.pending, late, rest))
+            state = GLIDEState(waiting, taps.cache, replace_slots(state.limits, late, limits))
+            rest, limits = (
+                replace_slots(nothing, begun[fit], rest),
+                replace_slots(nothing, begun[fit], limits),
+            )
         for at in range(0, max(map(len, rest)), CHUNK):
             part, seen = [r[at : at + CHUNK] for r in rest], [n[at : at + CHUNK] for n in limits]
             feed = ForwardBatch.chains(part, cache.lengths.copy(), self.decoder.device)
-            self._read(_waiting(cache, taps.cache, part, seen), feed)
+            self._read(_make_pending_state(cache, taps.cache, part, seen), feed)
             for r, ids in enumerate(part):
                 cache.keep(r, cache.lengths[r] + np.arange(len(ids)))
         return replace(state, target=taps.cache)
@@ -389,7 +404,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         starts: Ints = block_starts(length, self.knobs.block, 0).numpy()  # the blocks of training
         return starts
 
-    def _read(self, state: Glimpsing, feed: ForwardBatch) -> Tensor:
+    def _read(self, state: GLIDEState, feed: ForwardBatch) -> Tensor:
         """Return the final norm's output [R, n, D] after the tokens of a forward batch.
 
         The keys and values of the tokens are written to scratch slots.
@@ -412,7 +427,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         states: Tensor = out.last_hidden_state
         return states
 
-    def _glimpse(self, state: Glimpsing, positions: Ints) -> Glimpse | None:
+    def _glimpse(self, state: GLIDEState, positions: Ints) -> Glimpse | None:
         if not self._layers:
             return None
         seen = state.seen(positions)
@@ -427,8 +442,8 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
     @torch.inference_mode()
     @override
     def expand(
-        self, state: Glimpsing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Glimpsing]:
+        self, state: GLIDEState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, GLIDEState]:
         known = (
             state.roots[tree.row[frontier]] + tree.depth[frontier] < self.decoder.context
         )  # each sequence by itself
@@ -436,35 +451,39 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
             return no_candidates(len(frontier), k), state
         layout = lay_out(state.own, tree, frontier[known], self.decoder.device)
         logits = self.model.lm_head(layout.pick(self._read(state, layout.feed)))
-        candidates = known_alone(logits, known, k, drawing, tree, frontier, self.drafted)
+        candidates = candidates_within_context(
+            logits, known, k, drawing, tree, frontier, self.drafted
+        )
         return candidates, replace(state, own=replace(state.own, fed=layout.fed))
 
     @torch.inference_mode()
     @override
     def commit(
-        self, state: Glimpsing, tree: Tree, verdict: AcceptResult, taps: HiddenStates
-    ) -> Glimpsing:
+        self, state: GLIDEState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> GLIDEState:
         official, roots = self.knobs.variant == "official", state.roots
         own = keep_path(state.own, tree, verdict, again=official)
         limits = [
-            NOTHING if fed.size else early
+            NO_TOKENS if fed.size else early
             for fed, early in zip(state.own.fed, state.limits, strict=True)
         ]
         for row in tree.row[: tree.roots].tolist():
             new = len(own.pending[row]) - len(limits[row])  # accepted, and not read yet
             bound = taps.cache.lengths[row] if official else roots[row]
             limits[row] = np.append(limits[row], np.full(new, bound))
-        return Glimpsing(own, taps.cache, tuple(limits))
+        return GLIDEState(own, taps.cache, tuple(limits))
 
     @override
-    def truncate(self, state: Glimpsing, lengths: Ints, rows: Ints | None = None) -> Glimpsing:
-        limits = put(state.limits, rows, (NOTHING,) * len(lengths))
-        return Glimpsing(rewind(state.own, lengths, rows), state.target, limits)
+    def truncate(self, state: GLIDEState, lengths: Ints, rows: Ints | None = None) -> GLIDEState:
+        limits = replace_slots(state.limits, rows, (NO_TOKENS,) * len(lengths))
+        return GLIDEState(rewind(state.own, lengths, rows), state.target, limits)
 
     @override
-    def select(self, state: Glimpsing, rows: Ints, cache: SlotCache) -> Glimpsing:
-        return Glimpsing(
-            selected(state.own, rows, cache), cache, picked(state.limits, rows, NOTHING)
+    def select(self, state: GLIDEState, rows: Ints, cache: SlotCache) -> GLIDEState:
+        return GLIDEState(
+            select_sequences(state.own, rows, cache),
+            cache,
+            select_slots(state.limits, rows, NO_TOKENS),
         )
 
     @override
@@ -472,7 +491,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         logits: Tensor = self.model.lm_head(
             self._trained(batch, block, [phase] * len(batch.tokens))
         )
-        return whole(logits, self.drafted)
+        return expand_logits(logits, self.drafted)
 
     def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
         """Return the final norm's output [B, T, D] after each token.
@@ -498,15 +517,15 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
             int(torch.randint(block, (), generator=g)) if fixed == "random" else fixed
             for g in batch.generators
         ]
-        states = self._trained(batch, block, phases)[before(batch.learn)]
+        states = self._trained(batch, block, phases)[predicting_positions(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.model.lm_head(states), drafted=self.drafted)
 
 
-def _waiting(
+def _make_pending_state(
     cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]
-) -> Glimpsing:
+) -> GLIDEState:
     """Return a state in which `tokens` are still to be read after the tokens in the cache."""
-    return Glimpsing(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
+    return GLIDEState(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
 
 
 def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
@@ -543,13 +562,13 @@ def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
         "attention_bias": False,
         "tie_word_embeddings": False,
         "torch_dtype": "float16",
-        **_large(target),
+        **_target_entries(target),
         "block_size": knobs.block,
         "use_remap": False,
     }
 
 
-def _large(target: Target) -> dict[str, int]:
+def _target_entries(target: Target) -> dict[str, int]:
     """Return the entries of the config that describe the target."""
     config, shapes = target.decoder.config, target.decoder.shapes
     heads = int(config.num_attention_heads)

@@ -24,24 +24,30 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from typing_extensions import override
 
-from draftree.drafters.base import Batch, Stage, TrainableMethod, every
-from draftree.drafters.neural.draft_state import SPARE
+from draftree.drafters.base import Batch, Stage, TrainableMethod, slots_or_all
+from draftree.drafters.neural.draft_state import SPARE_SLOTS
 from draftree.drafters.neural.draft_vocabulary import check_map, check_size
 from draftree.drafters.neural.heads import (
     HeadsDrafter,
     HeadsNet,
     ResBlock,
+    latest_by_sequence,
     lm_head,
-    newest,
-    offered,
+    make_candidates,
 )
 from draftree.drafters.neural.heads_on_device import HeadLayers
-from draftree.drafters.neural.llama_modules import Rotary, initialise, like, run, stores
+from draftree.drafters.neural.llama_modules import (
+    Rotary,
+    initialise,
+    make_one_layer_config,
+    run,
+    stored_shape,
+)
 from draftree.drafters.neural.training_masks import additive
 from draftree.errors import UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import Checkpoint, sizes
-from draftree.models.graph_capture import Given
+from draftree.models.graph_capture import InputTensors
 from draftree.models.kv_cache import LayerShape, SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.device_tree import Nodes
@@ -107,7 +113,7 @@ class Hydra(TrainableMethod):
     def read(self, stored: Checkpoint, target: Target) -> "HydraDrafter":
         stored = stored.loaded(self.files)
         config_entries.HYDRA.check(stored.config, stored.folder, "hydra")
-        found = replace(self, **counted(stored.tensors, stored.folder))
+        found = replace(self, **infer_options(stored.tensors, stored.folder))
         first, last = (
             f"hydra_mlp.0.{_places(found)[0]}.linear.weight",
             _lm_head(0, found.arch) + "weight",
@@ -133,7 +139,7 @@ class Hydra(TrainableMethod):
         )
 
 
-def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
+def infer_options(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
     """Return the options that follow from the tensors of a file.
 
     Raises:
@@ -222,7 +228,7 @@ class HydraNet(HeadsNet):
 
     def __init__(self, knobs: Hydra, target: Target, embedding: bool) -> None:
         super().__init__()
-        self.config = config = like(target.decoder.config)
+        self.config = config = make_one_layer_config(target.decoder.config)
         self.rotary = Rotary(config)
         prefix = knobs.arch == "prefix-mlp"
         self.prefix_embeding_layer = Prefix(config) if prefix else None
@@ -273,7 +279,7 @@ class HydraNet(HeadsNet):
 
 
 @dataclass(frozen=True)
-class Prefixed:
+class HydraState:
     """Hydra's state.
 
     Attributes:
@@ -293,7 +299,7 @@ class Prefixed:
 
 
 @final
-class HydraDrafter(HeadsDrafter[Prefixed]):
+class HydraDrafter(HeadsDrafter[HydraState]):
     """Drafts the tokens of each depth with a separate head."""
 
     knobs: Hydra
@@ -306,19 +312,19 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Prefixed | None = None,
+        state: HydraState | None = None,
         rows: Ints | None = None,
-    ) -> Prefixed:
+    ) -> HydraState:
         state = self._remember(
-            state or self._empty(len(prompts), max(map(len, prompts)) + SPARE), taps
+            state or self._empty(len(prompts), max(map(len, prompts)) + SPARE_SLOTS), taps
         )
-        state = self._read(state, every(rows, len(prompts)))
-        _keep_read(state)
+        state = self._read(state, slots_or_all(rows, len(prompts)))
+        _commit_prefix(state)
         return state
 
-    def _empty(self, rows: int, slots: int) -> Prefixed:
+    def _empty(self, rows: int, slots: int) -> HydraState:
         width, layers = self.model.config.hidden_size, self.knobs.arch == "prefix-mlp"
-        shapes = stores(self.model.config), LayerShape(1, width, 0)
+        shapes = stored_shape(self.model.config), LayerShape(1, width, 0)
         cache, hidden = (
             SlotCache((shape,) * layers, rows, self._like.dtype, self._like.device)
             for shape in shapes
@@ -326,20 +332,22 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         if layers:
             cache.reserve(slots)
             hidden.reserve(slots)
-        return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width))
+        return HydraState(
+            cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width)
+        )
 
-    def _remember(self, state: Prefixed, taps: HiddenStates) -> Prefixed:
+    def _remember(self, state: HydraState, taps: HiddenStates) -> HydraState:
         """Store the hidden states [T, D] of newly committed tokens, and return the new state.
 
         The prefix layer, if there is one, reads them later.
         """
         new = taps.hidden[LAST].to(self._like.dtype)
         if self.model.prefix_embeding_layer is None:
-            return replace(state, prefix=newest(taps.rows, new, state.prefix))
+            return replace(state, prefix=latest_by_sequence(taps.rows, new, state.prefix))
         state.hidden.insert(0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0))
         return state
 
-    def _read(self, state: Prefixed, rows: Ints) -> Prefixed:
+    def _read(self, state: HydraState, rows: Ints) -> HydraState:
         """Let the prefix layer read all committed tokens of some sequences; return the new state.
 
         Their keys and values are written to scratch slots.
@@ -357,7 +365,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
             prefix[mine] = out[mine, last]
         return replace(state, read=ends, prefix=prefix)
 
-    def _prefix_pass(self, state: Prefixed, starts: Ints, count: int) -> Tensor:
+    def _prefix_pass(self, state: HydraState, starts: Ints, count: int) -> Tensor:
         """Return the prefix layer's output [R, n, D] for n hidden states of each sequence.
 
         The hidden states begin at `starts` [R]. Results of padding are overwritten by a later pass.
@@ -374,7 +382,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         )
         return out
 
-    def passes(self, state: Prefixed, tree: Tree, frontier: Ints) -> int:
+    def passes(self, state: HydraState, tree: Tree, frontier: Ints) -> int:
         """Return the number of frontier nodes that a head must read.
 
         Nodes below the last head need no pass.
@@ -383,11 +391,11 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
 
     @torch.inference_mode()
     @override
-    def layers(self, state: Prefixed, roots: Tree, depth: Ints) -> HeadLayers:
+    def layers(self, state: HydraState, roots: Tree, depth: Ints) -> HeadLayers:
         rows = roots.row[depth[roots.row] > 0]
         state = self._read(state, rows) if state.cache.shapes else state
 
-        def read(depth: int, given: Given, nodes: Nodes, frontier: Tensor) -> Tensor:
+        def read(depth: int, given: InputTensors, nodes: Nodes, frontier: Tensor) -> Tensor:
             path = [frontier]
             for _ in range(depth):
                 path.append(nodes.parents.gather(1, path[-1]))
@@ -412,8 +420,8 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
 
     @torch.inference_mode()
     def expand(
-        self, state: Prefixed, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Prefixed]:
+        self, state: HydraState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, HydraState]:
         """Return the candidates after each node; head d computes those of nodes at depth d.
 
         There are no candidates below the last head, where q is taken to be uniform.
@@ -433,21 +441,23 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
             )
             prefix = state.prefix[to_device(rows[at], logits.device)]
             logits[to_device(at, logits.device)] = self.model.logits(depth, prefix, embedded)
-        return offered(logits, self.knobs.heads, k, drawing, rows, depths, self.drafted), state
+        return make_candidates(
+            logits, self.knobs.heads, k, drawing, rows, depths, self.drafted
+        ), state
 
     @torch.inference_mode()
     def commit(
-        self, state: Prefixed, tree: Tree, verdict: AcceptResult, taps: HiddenStates
-    ) -> Prefixed:
+        self, state: HydraState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> HydraState:
         """Store the hidden states of the accepted tokens.
 
         The prefix layer reads them only when the sequence is drafted for again.
         """
-        _keep_read(state)
+        _commit_prefix(state)
         return self._remember(state, taps)
 
     @override
-    def truncate(self, state: Prefixed, lengths: Ints, rows: Ints | None = None) -> Prefixed:
+    def truncate(self, state: HydraState, lengths: Ints, rows: Ints | None = None) -> HydraState:
         state.cache.truncate(lengths)
         state.hidden.truncate(
             lengths
@@ -455,9 +465,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return replace(state, read=state.cache.lengths.copy())
 
     @override
-    def select(self, state: Prefixed, rows: Ints, cache: SlotCache) -> Prefixed:
-        own, hidden = state.cache.taken(rows, SPARE), state.hidden.taken(rows, SPARE)
-        return Prefixed(own, hidden, own.lengths.copy(), state.prefix[np.maximum(rows, 0)])
+    def select(self, state: HydraState, rows: Ints, cache: SlotCache) -> HydraState:
+        own, hidden = state.cache.taken(rows, SPARE_SLOTS), state.hidden.taken(rows, SPARE_SLOTS)
+        return HydraState(own, hidden, own.lengths.copy(), state.prefix[np.maximum(rows, 0)])
 
     @override
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
@@ -501,7 +511,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return names | config | counts, tensors
 
 
-def _keep_read(state: Prefixed) -> None:
+def _commit_prefix(state: HydraState) -> None:
     """Commit the keys and values that the prefix layer has written to scratch slots."""
     for row in np.flatnonzero(state.read > state.cache.lengths).tolist():
         state.cache.keep(row, np.arange(state.cache.lengths[row], state.read[row]))

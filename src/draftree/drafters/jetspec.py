@@ -15,8 +15,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage
-from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, opened
-from draftree.drafters.neural.block_loss import anchored, marginal_loss
+from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, open_checkpoint
+from draftree.drafters.neural.block_loss import draw_anchors, marginal_loss
 from draftree.drafters.neural.block_model import ParallelNet
 from draftree.errors import UserError
 from draftree.formats import block_drafters
@@ -72,7 +72,7 @@ class JetSpec(ParallelMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "JetSpecDrafter":
-        stored, layout, net = opened(stored, target, "jetspec", ParallelNet)
+        stored, layout, net = open_checkpoint(stored, target, "jetspec", ParallelNet)
         if self.conditioned and (
             layout.shifted or not all(sight.causal for sight in layout.sights)
         ):
@@ -110,7 +110,7 @@ class JetSpecDrafter(ParallelDrafter):
 
     @override
     def loss(self, batch: Batch) -> Tensor:
-        places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
+        places = draw_anchors(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         return marginal_loss(
             "kl", batch, self.blocks(batch, places.anchors), places, self.model.drafted
         )

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.drafters.base import Drafter, Method, every, picked
-from draftree.drafters.retrieval.text_drafter import ragged
+from draftree.drafters.base import Drafter, Method, select_slots, slots_or_all
+from draftree.drafters.retrieval.text_drafter import pad_candidates
 from draftree.errors import UserError
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
@@ -30,10 +30,10 @@ Gram = tuple[int, ...]
 """The N − 1 tokens of an n-gram after its first token, or a prefix of them."""
 Pool = Mapping[int, tuple[Gram, ...]]
 """Maps the first token of n-grams to their other tokens; the most recent n-gram is last."""
-Nexts = tuple[Sequence[int], Sequence[float]]
+Continuations = tuple[Sequence[int], Sequence[float]]
 """The tokens that may come next, and the share of each, in descending order of share."""
-NOTHING: Nexts = ((), ())
-MOST = 4096
+NO_CONTINUATIONS: Continuations = ((), ())
+MAX_PROBES = 4096
 """Largest number of tokens of a window; all of them are read in every step."""
 Window = tuple[Ints, ...]
 """Levels 0, 1, … of guessed tokens.
@@ -75,9 +75,9 @@ class Lookahead(Method):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (probes := (self.ngram - 1) * self.window) > MOST:
+        if (probes := (self.ngram - 1) * self.window) > MAX_PROBES:
             raise UserError(
-                f"lookahead: (ngram - 1) * window is {probes}, allowed is at most {MOST}"
+                f"lookahead: (ngram - 1) * window is {probes}, allowed is at most {MAX_PROBES}"
             )
 
     @override
@@ -91,7 +91,7 @@ class Lookahead(Method):
 
 @final
 @dataclass(frozen=True)
-class Guesses:
+class LookaheadSequence:
     """The state of one sequence.
 
     Attributes:
@@ -112,15 +112,15 @@ class Guesses:
 
 @final
 @dataclass(frozen=True)
-class Lookaheads:
+class LookaheadState:
     """The states of all sequences, and the slots that are known to be still running."""
 
-    rows: tuple[Guesses, ...]
+    rows: tuple[LookaheadSequence, ...]
     live: Ints
 
 
 @final
-class LookaheadDrafter(Drafter[Lookaheads]):
+class LookaheadDrafter(Drafter[LookaheadState]):
     """Drafts from a pool of n-grams, and sends the window as probes with each verification.
 
     q(token | path) is a product of two numbers. The first is the share of the token among those
@@ -145,28 +145,30 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Lookaheads | None = None,
+        state: LookaheadState | None = None,
         rows: Ints | None = None,
-    ) -> Lookaheads:
-        state = state or Lookaheads((self._empty(),) * len(prompts), np.arange(0))
-        found, begun = list(state.rows), every(rows, len(prompts))
+    ) -> LookaheadState:
+        state = state or LookaheadState((self._empty(),) * len(prompts), np.arange(0))
+        found, begun = list(state.rows), slots_or_all(rows, len(prompts))
         for r in begun.tolist():
             row, text = found[r], np.append(prompts[r], roots[r])
             read = self._read(row, text[len(row.text) :].tolist(), len(row.text))
             found[r] = replace(read, window=first_window(text, self.knobs))
-        return Lookaheads(tuple(found), np.union1d(state.live, begun))
+        return LookaheadState(tuple(found), np.union1d(state.live, begun))
 
     @override
     def expand(
-        self, state: Lookaheads, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Lookaheads]:
+        self, state: LookaheadState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, LookaheadState]:
         found = self._found(state, tree, frontier)
-        tokens, q = ragged([nexts for nexts, _ in found], k)
+        tokens, q = pad_candidates([nexts for nexts, _ in found], k)
         q *= np.array([[rate] for _, rate in found])
         log_q = np.log(q, out=np.full(q.shape, -np.inf), where=q > 0)
         return Candidates(tokens, log_q), replace(state, live=tree.row[: tree.roots])
 
-    def _found(self, state: Lookaheads, tree: Tree, frontier: Ints) -> list[tuple[Nexts, float]]:
+    def _found(
+        self, state: LookaheadState, tree: Tree, frontier: Ints
+    ) -> list[tuple[Continuations, float]]:
         """Return, for each frontier node, its next tokens with their shares and their success rate.
 
         The rate estimates how often the text continues with one of these tokens.
@@ -174,7 +176,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         parents = tree.parents.tolist()
         tokens = tree.tokens.tolist()
         length = self.knobs.ngram - 1
-        found = list[tuple[Nexts, float]]()
+        found = list[tuple[Continuations, float]]()
         for node, at, depth in zip(
             frontier.tolist(),
             tree.row[frontier].tolist(),
@@ -183,17 +185,17 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         ):
             row, behind = state.rows[at], depth % length if self.knobs.chain else depth
             if behind >= length:
-                found.append((NOTHING, 0.0))
+                found.append((NO_CONTINUATIONS, 0.0))
                 continue
             path = [0] * behind
             for i in range(behind - 1, -1, -1):
                 path[i], node = tokens[node], parents[node]
             rate = (row.right[behind] + 1) / (row.tried[behind] + 2)
-            found.append((after(row.pool, tokens[node], tuple(path)), rate))
+            found.append((find_continuations(row.pool, tokens[node], tuple(path)), rate))
         return found
 
     @override
-    def probes(self, state: Lookaheads) -> Probes | None:
+    def probes(self, state: LookaheadState) -> Probes | None:
         sent = self._sent(state)
         if not sent:
             return None
@@ -205,19 +207,19 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         visible, at = np.zeros((len(rows), len(rows)), np.bool_), 0
         for level, column in sent.values():
             end = at + len(level)
-            visible[at:end, at:end] = sees(level, column)
+            visible[at:end, at:end] = window_visibility(level, column)
             at = end
         return Probes(np.concatenate(windows), rows, np.concatenate(positions), visible)
 
-    def _sent(self, state: Lookaheads) -> dict[int, tuple[Ints, Ints]]:
+    def _sent(self, state: LookaheadState) -> dict[int, tuple[Ints, Ints]]:
         """Return, by slot, the levels and columns of the probes of its window, in probe order."""
         windows = {r: state.rows[r].window for r in state.live.tolist()}
         return {r: places(tuple(map(len, window))) for r, window in windows.items() if window}
 
     @override
     def commit(
-        self, state: Lookaheads, tree: Tree, verdict: AcceptResult, taps: HiddenStates
-    ) -> Lookaheads:
+        self, state: LookaheadState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> LookaheadState:
         rows, next_level = list(state.rows), self._next_level(state, taps.probe_logits)
         for root, bonus in enumerate(verdict.bonus.tolist()):
             r = int(tree.row[root])
@@ -225,9 +227,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             graded = self._graded(rows[r], new)
             moved = self._looked_ahead(graded, new[0], next_level.get(r))
             rows[r] = self._read(moved, new, len(moved.text) + 1)
-        return Lookaheads(tuple(rows), tree.row[: tree.roots])
+        return LookaheadState(tuple(rows), tree.row[: tree.roots])
 
-    def _next_level(self, state: Lookaheads, logits: Tensor | None) -> dict[int, Ints]:
+    def _next_level(self, state: LookaheadState, logits: Tensor | None) -> dict[int, Ints]:
         """Return, by slot, the target's choices after the last level of the window.
 
         Slots that sent no probes are missing.
@@ -245,7 +247,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         cuts = np.cumsum([len(each) for each in last.values()])[:-1]
         return dict(zip(last, np.split(chosen, cuts), strict=True))
 
-    def _looked_ahead(self, row: Guesses, root: int, new: Ints | None) -> Guesses:
+    def _looked_ahead(
+        self, row: LookaheadSequence, root: int, new: Ints | None
+    ) -> LookaheadSequence:
         """Return a sequence's state after the target's choices for a new level.
 
         The n-grams that the level completes are added to the pool, and the window moves on by one
@@ -254,14 +258,14 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         if new is None:
             return row
         full = len(row.window) == self.knobs.ngram - 1
-        met = grams(row.window, root, new) if full else ()
+        met = window_ngrams(row.window, root, new) if full else ()
         return replace(
             row,
-            pool=filled(row.pool, met, self.knobs.guesses),
-            window=advanced(row.window, new, full),
+            pool=add_to_pool(row.pool, met, self.knobs.guesses),
+            window=advance_window(row.window, new, full),
         )
 
-    def _graded(self, row: Guesses, new: Sequence[int]) -> Guesses:
+    def _graded(self, row: LookaheadSequence, new: Sequence[int]) -> LookaheadSequence:
         """Return the state with success counts updated by a root and the tokens after it."""
         tried = list(row.tried)
         right = list(row.right)
@@ -271,14 +275,14 @@ class LookaheadDrafter(Drafter[Lookaheads]):
                 start = i
             if i - start == len(tried):
                 break
-            nexts, _ = after(row.pool, new[start], tuple(new[start + 1 : i + 1]))
+            nexts, _ = find_continuations(row.pool, new[start], tuple(new[start + 1 : i + 1]))
             if not nexts:
                 break
             tried[i - start] += 1
             right[i - start] += token in nexts
         return replace(row, tried=tuple(tried), right=tuple(right))
 
-    def _read(self, row: Guesses, new: Sequence[int], known: int) -> Guesses:
+    def _read(self, row: LookaheadSequence, new: Sequence[int], known: int) -> LookaheadSequence:
         """Return the state with committed tokens appended; the last of `new` is the root.
 
         Args:
@@ -287,30 +291,38 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             known: length of the prefix whose n-grams the pool already contains.
         """
         n, whole = self.knobs.ngram, np.concatenate((row.text, np.array(new, np.int64)))
-        met = of_text(whole[max(0, known + 1 - n) :].tolist(), n) if self.knobs.seed_prompt else ()
-        return replace(row, text=whole[:-1], pool=filled(row.pool, met, self.knobs.guesses))
+        met = (
+            text_ngrams(whole[max(0, known + 1 - n) :].tolist(), n)
+            if self.knobs.seed_prompt
+            else ()
+        )
+        return replace(row, text=whole[:-1], pool=add_to_pool(row.pool, met, self.knobs.guesses))
 
-    def _empty(self) -> Guesses:
+    def _empty(self) -> LookaheadSequence:
         none = (0,) * (self.knobs.ngram - 1)
-        return Guesses(np.zeros(0, np.int64), {}, (), none, none)
+        return LookaheadSequence(np.zeros(0, np.int64), {}, (), none, none)
 
-    def truncate(self, state: Lookaheads, lengths: Ints, rows: Ints | None = None) -> Lookaheads:
+    def truncate(
+        self, state: LookaheadState, lengths: Ints, rows: Ints | None = None
+    ) -> LookaheadState:
         """Return the state with the texts of some sequences cut.
 
         Their pools keep only the n-grams of the remaining text. A new window is drawn when the text
         continues.
         """
-        found, cut = list(state.rows), every(rows, len(lengths))
+        found, cut = list(state.rows), slots_or_all(rows, len(lengths))
         for r in cut.tolist():
             text = found[r].text[: lengths[r]]
-            met = of_text(text.tolist(), self.knobs.ngram) if self.knobs.seed_prompt else ()
-            found[r] = replace(self._empty(), text=text, pool=filled({}, met, self.knobs.guesses))
-        return Lookaheads(tuple(found), np.setdiff1d(state.live, cut))
+            met = text_ngrams(text.tolist(), self.knobs.ngram) if self.knobs.seed_prompt else ()
+            found[r] = replace(
+                self._empty(), text=text, pool=add_to_pool({}, met, self.knobs.guesses)
+            )
+        return LookaheadState(tuple(found), np.setdiff1d(state.live, cut))
 
     @override
-    def select(self, state: Lookaheads, rows: Ints, cache: SlotCache) -> Lookaheads:
-        return Lookaheads(
-            picked(state.rows, rows, self._empty()), np.flatnonzero(np.isin(rows, state.live))
+    def select(self, state: LookaheadState, rows: Ints, cache: SlotCache) -> LookaheadState:
+        return LookaheadState(
+            select_slots(state.rows, rows, self._empty()), np.flatnonzero(np.isin(rows, state.live))
         )
 
 
@@ -336,7 +348,7 @@ def places(widths: tuple[int, ...]) -> tuple[Ints, Ints]:
     return level, column
 
 
-def sees(level: Ints, column: Ints) -> Bools:
+def window_visibility(level: Ints, column: Ints) -> Bools:
     """Return whether token i of a window sees token j, as a matrix [P, P].
 
     A token sees level 0 up to its own column, and its own column up to its own level.
@@ -347,7 +359,7 @@ def sees(level: Ints, column: Ints) -> Bools:
     return seen
 
 
-def advanced(window: Window, new: Ints, full: bool) -> Window:
+def advance_window(window: Window, new: Ints, full: bool) -> Window:
     """Return the window after the next token of the text.
 
     Every guess keeps its place in the text, and is therefore one token closer to the root. The
@@ -370,7 +382,7 @@ def advanced(window: Window, new: Ints, full: bool) -> Window:
     return *(level[1:] for level in window), new[1:]
 
 
-def grams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
+def window_ngrams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
     """Return the n-gram of each column of a full window, as its first token and the other tokens.
 
     The last token of each n-gram is the target's choice in `new`.
@@ -381,12 +393,12 @@ def grams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
     )
 
 
-def of_text(text: Sequence[int], n: int) -> Iterable[tuple[int, Gram]]:
+def text_ngrams(text: Sequence[int], n: int) -> Iterable[tuple[int, Gram]]:
     """Return the n-grams of a text in order, each as its first token and the other tokens."""
     return ((text[i], tuple(text[i + 1 : i + n])) for i in range(len(text) - n + 1))
 
 
-def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
+def add_to_pool(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
     """Return the pool with further n-grams added.
 
     It keeps the `cap` most recent different n-grams for each first token.
@@ -398,14 +410,14 @@ def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
     return new
 
 
-def after(pool: Pool, token: int, path: Gram) -> Nexts:
+def find_continuations(pool: Pool, token: int, path: Gram) -> Continuations:
     """Return the tokens that follow `token` and `path` in the pool's n-grams, with their shares."""
     known = pool.get(token)
-    return NOTHING if known is None else trie(known).get(path, NOTHING)
+    return NO_CONTINUATIONS if known is None else trie(known).get(path, NO_CONTINUATIONS)
 
 
 @lru_cache(maxsize=256)
-def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Nexts]:
+def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Continuations]:
     """Return the next tokens for each prefix of the n-grams of one first token.
 
     More recent n-grams have larger weights.
@@ -415,7 +427,7 @@ def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Nexts]:
         for i, token in enumerate(gram):
             nexts = weights.setdefault(gram[:i], {})
             nexts[token] = nexts.get(token, 0.0) + 1 / age
-    found = dict[Gram, Nexts]()
+    found = dict[Gram, Continuations]()
     for path, nexts in weights.items():
         order, whole = sorted(nexts, key=lambda token: -nexts[token]), sum(nexts.values())
         found[path] = order, [nexts[token] / whole for token in order]

@@ -24,9 +24,9 @@ from draftree.drafters.neural.heads import (
     HeadsDrafter,
     HeadsNet,
     ResBlock,
+    latest_by_sequence,
     lm_head,
-    newest,
-    offered,
+    make_candidates,
 )
 from draftree.drafters.neural.heads_on_device import HeadLayers
 from draftree.formats import config_entries
@@ -38,13 +38,13 @@ from draftree.formats.medusa import (
     MERGED,
     PREFIX,
     VLLM,
-    counted,
-    left_to_the_target,
-    loaded,
-    renamed,
+    convert_from_vllm,
+    copy_target_head,
+    count_heads,
+    load_heads,
     to_vllm,
 )
-from draftree.models.graph_capture import Given
+from draftree.models.graph_capture import InputTensors
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.device_tree import Nodes
@@ -102,10 +102,10 @@ class Medusa(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "MedusaDrafter":
-        stored = loaded(stored)
+        stored = load_heads(stored)
         config_entries.MEDUSA.check(stored.config, stored.folder, "medusa")
-        official = renamed(stored) if VLLM in stored.tensors else stored
-        heads, layers = counted(official.tensors, stored.folder)
+        official = convert_from_vllm(stored) if VLLM in stored.tensors else stored
+        heads, layers = count_heads(official.tensors, stored.folder)
         first, last = (
             official.tensors["0.0.linear.weight"],
             official.tensors.get(f"0.{layers}.weight"),
@@ -119,7 +119,7 @@ class Medusa(TrainableMethod):
             self, heads=heads, layers=layers, draft_vocab=0 if mapped is None else len(mapped)
         )
         model = official.network(
-            lambda: MedusaNet(target, found), left_to_the_target(official, heads, layers)
+            lambda: MedusaNet(target, found), copy_target_head(official, heads, layers)
         )
         check_map(model.d2t, target, stored.folder)
         return MedusaDrafter(found, model, target, stored)
@@ -154,7 +154,7 @@ class MedusaNet(HeadsNet, nn.ModuleList):
 
 
 @dataclass(frozen=True)
-class Heads:
+class MedusaState:
     """Medusa's state.
 
     Attributes:
@@ -168,7 +168,7 @@ class Heads:
 
 
 @final
-class MedusaDrafter(HeadsDrafter[Heads]):
+class MedusaDrafter(HeadsDrafter[MedusaState]):
     """Drafts all depths from one hidden state per sequence."""
 
     knobs: Medusa
@@ -180,14 +180,14 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Heads | None = None,
+        state: MedusaState | None = None,
         rows: Ints | None = None,
-    ) -> Heads:
+    ) -> MedusaState:
         hidden = taps.hidden[LAST].to(self._like.dtype)
         before = hidden.new_zeros(len(prompts), hidden.shape[1]) if state is None else state.hidden
-        return Heads(newest(taps.rows, hidden, before))
+        return MedusaState(latest_by_sequence(taps.rows, hidden, before))
 
-    def passes(self, state: Heads, tree: Tree, frontier: Ints) -> int:
+    def passes(self, state: MedusaState, tree: Tree, frontier: Ints) -> int:
         """Return the number of sequences if a head must run for the frontier's depth, otherwise 0.
 
         A head runs once in a step, for all sequences.
@@ -197,8 +197,8 @@ class MedusaDrafter(HeadsDrafter[Heads]):
 
     @torch.inference_mode()
     def expand(
-        self, state: Heads, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Heads]:
+        self, state: MedusaState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, MedusaState]:
         """Return the candidates after each node; for nodes at depth d they come from head d.
 
         There are no candidates below the last head, where q is taken to be uniform.
@@ -218,17 +218,17 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         # The request's processors may treat nodes with the same candidates differently.
         if drawing.shaped is not None:
             each = torch.stack([logits[i] for i in which.ravel()])
-            return offered(
+            return make_candidates(
                 each, heads, k, drawing, tree.row[frontier], tree.depth[frontier], drafted
             ), state
-        return offered(torch.stack(logits), heads, k, drawing, rows, depths, drafted).shared(
-            which.ravel()
-        ), state
+        return make_candidates(
+            torch.stack(logits), heads, k, drawing, rows, depths, drafted
+        ).shared(which.ravel()), state
 
     @torch.inference_mode()
     @override
-    def layers(self, state: Heads, roots: Tree, depth: Ints) -> HeadLayers:
-        def read(depth: int, given: Given, nodes: Nodes, frontier: Tensor) -> Tensor:
+    def layers(self, state: MedusaState, roots: Tree, depth: Ints) -> HeadLayers:
+        def read(depth: int, given: InputTensors, nodes: Nodes, frontier: Tensor) -> Tensor:
             logits: Tensor = self.model[depth](given["hidden"])
             return logits[:, None].expand(-1, frontier.shape[1], -1)
 
@@ -245,16 +245,20 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         )
 
     @override
-    def commit(self, state: Heads, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Heads:
-        return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))
+    def commit(
+        self, state: MedusaState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> MedusaState:
+        return MedusaState(
+            latest_by_sequence(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden)
+        )
 
     @override
-    def truncate(self, state: Heads, lengths: Ints, rows: Ints | None = None) -> Heads:
-        return Heads(state.hidden)  # the next prompt's last token is always read again
+    def truncate(self, state: MedusaState, lengths: Ints, rows: Ints | None = None) -> MedusaState:
+        return MedusaState(state.hidden)  # the next prompt's last token is always read again
 
     @override
-    def select(self, state: Heads, rows: Ints, cache: SlotCache) -> Heads:
-        return Heads(state.hidden[np.maximum(rows, 0)])
+    def select(self, state: MedusaState, rows: Ints, cache: SlotCache) -> MedusaState:
+        return MedusaState(state.hidden[np.maximum(rows, 0)])
 
     @override
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:

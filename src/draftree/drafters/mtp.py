@@ -27,7 +27,7 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import TargetHead, check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model import PairNet
-from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.drafters.neural.transformer_drafter import check_attends
 from draftree.errors import UserError
 from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
@@ -45,18 +45,18 @@ DeepSeek-V3 and GLM-4 name it so.
 CHAINED = re.compile(r"(?P<begin>(?:model\.)?mtp\.)layers\.\d+\.input_proj\.weight$")
 """Name of the corresponding projection in Inkling."""
 Where = Literal["normed", "raw"]
-WAYS: tuple[tuple[Where, Where], ...] = tuple(
+INPUT_VARIANTS: tuple[tuple[Where, Where], ...] = tuple(
     itertools.product(("normed", "raw"), ("raw", "normed"))
 )
 """The possible pairs of (`first`, `fed`), see `MTP`; DeepSeek-V3's comes first.
 
 If two pairs predict equally well, the earlier one is chosen.
 """
-OPENING = "The library is open on every day of the week but Monday, when it is"
-WRITTEN, BLOCK = 32, 3
-"""Sizes of the test that chooses one of `WAYS`.
+TRIAL_PROMPT = "The library is open on every day of the week but Monday, when it is"
+TRIAL_TOKENS, BLOCK = 32, 3
+"""Sizes of the test that chooses one of `INPUT_VARIANTS`.
 
-The target generates `WRITTEN` tokens after the text `OPENING`, and the drafter predicts them in
+The target generates `TRIAL_TOKENS` tokens after the text `TRIAL_PROMPT`, and the drafter predicts them in
 blocks of `BLOCK` tokens.
 """
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
@@ -113,7 +113,9 @@ class MTP(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
-        names = carried(tensor_names(stored.folder, FILES)) or [behind(prefix(target))]
+        names = list_mtp_layers(tensor_names(stored.folder, FILES)) or [
+            names_after_last_layer(prefix(target))
+        ]
         if self.layers > len(names):
             raise UserError(
                 f"mtp: layers is {self.layers}, allowed is what '{stored.folder}' carries: up to {len(names)}"
@@ -134,8 +136,10 @@ class MTP(TrainableMethod):
         stored = replace(stored, name=net.name)
         copies = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's
         shared = frozenset(each["layer."] + copy for each in names for copy in copies)
-        replace(stored, tensors=fused(stored.tensors)).fill(net, shared)
-        ways = [way for way in WAYS if self.first in ("", way[0]) and self.fed in ("", way[1])]
+        replace(stored, tensors=stack_experts(stored.tensors)).fill(net, shared)
+        ways = [
+            way for way in INPUT_VARIANTS if self.first in ("", way[0]) and self.fed in ("", way[1])
+        ]
         return self._best(ways, net.to(target.decoder.device), target, stored)
 
     def _best(
@@ -143,7 +147,7 @@ class MTP(TrainableMethod):
     ) -> "MTPDrafter":
         """Return the drafter that predicts most of the target's tokens.
 
-        `ways` are the pairs of (`first`, `fed`) to try, see `WAYS`.
+        `ways` are the pairs of (`first`, `fed`) to try, see `INPUT_VARIANTS`.
         """
         drafters = [
             MTPDrafter(
@@ -153,7 +157,7 @@ class MTP(TrainableMethod):
         ]
         if len(ways) == 1:
             return drafters[0]
-        tokens, hidden, begin = written(target)
+        tokens, hidden, begin = generate_trial_text(target)
         return max(drafters, key=lambda drafter: drafter.predicted(tokens, hidden, begin))
 
     @override
@@ -163,13 +167,16 @@ class MTP(TrainableMethod):
             target,
             False,
             self.draft_vocab,
-            [behind(prefix(target, k)) for k in range(max(self.layers, 1))],
+            [names_after_last_layer(prefix(target, k)) for k in range(max(self.layers, 1))],
         )
         config = target.decoder.config.to_diff_dict() | sizes(
             target
         )  # some configs have other names for the sizes
         way = replace(
-            self, first=self.first or WAYS[0][0], fed=self.fed or WAYS[0][1], layers=net.levels
+            self,
+            first=self.first or INPUT_VARIANTS[0][0],
+            fed=self.fed or INPUT_VARIANTS[0][1],
+            layers=net.levels,
         )
         return MTPDrafter(
             way, net.reading(way.first, way.fed), target, Checkpoint(config, name=net.name)
@@ -184,7 +191,7 @@ def prefix(target: Target, level: int = 0) -> str:
     return f"model.layers.{int(target.decoder.config.num_hidden_layers) + level}."
 
 
-def behind(begin: str) -> Mapping[str, str]:
+def names_after_last_layer(begin: str) -> Mapping[str, str]:
     """Return the published names of a layer's parts if it is stored after the target's last layer.
 
     DeepSeek-V3 and GLM-4 store their layers in this way. `begin` is the prefix of the layer's
@@ -199,7 +206,7 @@ def behind(begin: str) -> Mapping[str, str]:
     }
 
 
-def beside(level: int = 0) -> Mapping[str, str]:
+def names_in_qwen3_next(level: int = 0) -> Mapping[str, str]:
     """Return the names of a layer's parts in Qwen3-Next, Qwen3.5 and Mellum.
 
     All parts except the layers themselves are stored once, for any number of layers.
@@ -213,7 +220,7 @@ def beside(level: int = 0) -> Mapping[str, str]:
     }
 
 
-def chained(begin: str, level: int = 0) -> Mapping[str, str]:
+def names_in_inkling(begin: str, level: int = 0) -> Mapping[str, str]:
     """Return the names of a layer's parts in Inkling, whose layers share the norm after them."""
     each = f"{begin}layers.{level}."
     return {
@@ -225,20 +232,20 @@ def chained(begin: str, level: int = 0) -> Mapping[str, str]:
     }
 
 
-def carried(keys: Set[str]) -> list[Mapping[str, str]]:
+def list_mtp_layers(keys: Set[str]) -> list[Mapping[str, str]]:
     """Return for each MTP layer of a checkpoint the names of the layer's parts.
 
     `keys` are the names of the checkpoint's tensors.
     """
     if "mtp.fc.weight" in keys:
         return [
-            beside(level)
+            names_in_qwen3_next(level)
             for level in range(max(_layer(key) for key in keys if key.startswith("mtp.")) + 1)
         ]
     if found := [match["begin"] for key in keys if (match := CHAINED.match(key))]:
-        return [chained(begin, level) for level, begin in enumerate(found)]
+        return [names_in_inkling(begin, level) for level, begin in enumerate(found)]
     begins = [match["begin"] for key in keys if (match := PROJECTION.match(key))]
-    return [behind(begin) for begin in sorted(begins, key=_layer)]
+    return [names_after_last_layer(begin) for begin in sorted(begins, key=_layer)]
 
 
 def _layer(key: str) -> int:
@@ -248,7 +255,7 @@ def _layer(key: str) -> int:
 
 
 @torch.inference_mode()
-def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
+def generate_trial_text(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
     """Let the target generate a short text.
 
     Returns:
@@ -257,13 +264,13 @@ def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
     """
     text = np.random.default_rng(0).integers(0, target.decoder.vocab, 8)
     with suppress(UserError):  # some have no tokenizer
-        opening = np.array(target.tokenizer(OPENING)["input_ids"], np.int64)
+        opening = np.array(target.tokenizer(TRIAL_PROMPT)["input_ids"], np.int64)
         text = opening if opening.size else text
-    cache = target.new_cache(1, len(text) + WRITTEN)
+    cache = target.new_cache(1, len(text) + TRIAL_TOKENS)
     needs = HiddenStateSpec(hidden=(LAST, UNNORMED))
     begin = len(text)
     hidden: dict[int, list[Tensor]] = {layer: [] for layer in needs.hidden}
-    for _ in range(WRITTEN):
+    for _ in range(TRIAL_TOKENS):
         read = target.prefill(cache, [text], needs)
         text = np.append(text, int(read.logits[0].argmax()))
         for layer, states in hidden.items():
@@ -272,7 +279,7 @@ def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
     return tokens[None], {layer: torch.cat(states)[None] for layer, states in hidden.items()}, begin
 
 
-def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with the weights of all experts stacked, as transformers' modules expect.
 
     The stacked shapes are gate and up [E, 2 I, D] and down [E, D, I], with E experts of inner size
@@ -292,8 +299,8 @@ def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def split(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Undo `fused`: return the tensors with one set of weights for each expert."""
+def unstack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `stack_experts`: return the tensors with one set of weights for each expert."""
     out: dict[str, Tensor] = {}
     for key, value in tensors.items():
         for e, expert in (
@@ -336,7 +343,10 @@ class MTPNet(PairNet):
         names: Sequence[Mapping[str, str]] = (),
     ) -> None:
         super().__init__()
-        self._names, made = tuple(names or [behind(prefix(target))]), dict[str, nn.Module]()
+        self._names, made = (
+            tuple(names or [names_after_last_layer(prefix(target))]),
+            dict[str, nn.Module](),
+        )
         self.tap = LAST
         self._normed = False
         self._level = 0
@@ -497,7 +507,7 @@ class MTPDrafter(PairDrafter):
 
     @override
     def loss(self, batch: Batch) -> Tensor:
-        at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
+        at, total = predicting_positions(batch.learn), torch.zeros((), device=batch.tokens.device)
         levels, drafted = self.model.levels, self.model.drafted
         steps = max(self.knobs.steps, levels)
         for j, (out, known) in enumerate(self.aligned(batch, self._features(batch), steps)):
@@ -536,4 +546,4 @@ class MTPDrafter(PairDrafter):
     def published(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return config, split(tensors)
+        return config, unstack_experts(tensors)

@@ -22,19 +22,24 @@ from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Layer, FusingNet
-from draftree.drafters.neural.draft_vocabulary import check_map, check_size, frequent, whole
-from draftree.drafters.neural.feature_drafter import PairReader, Pairs
-from draftree.drafters.neural.heads import by_depth, offered
+from draftree.drafters.neural.draft_vocabulary import (
+    check_map,
+    check_size,
+    expand_logits,
+    most_frequent_tokens,
+)
+from draftree.drafters.neural.feature_drafter import PairReader, PairState
+from draftree.drafters.neural.heads import group_by_depth, make_candidates
 from draftree.drafters.neural.llama_modules import (
     Rotary,
+    export_config,
     initialise,
-    like,
+    make_one_layer_config,
     of_values,
-    published,
     run,
-    stores,
+    stored_shape,
 )
-from draftree.drafters.neural.losses import said
+from draftree.drafters.neural.losses import select_target_logits
 from draftree.drafters.neural.training_masks import additive, block_starts
 from draftree.errors import UserError
 from draftree.formats import speculators
@@ -136,8 +141,8 @@ class PEAGLE(TrainableMethod):
         vocab, reads = target.decoder.vocab, EAGLE3().layers(target)
         if self.mask is not None and self.mask >= vocab:
             raise UserError(f"peagle: mask is {self.mask}, allowed are 0 … {vocab - 1}")
-        llama = like(target.decoder.config)
-        values = published(llama, "PEagleDraftModel") | {"num_hidden_layers": self.layers}
+        llama = make_one_layer_config(target.decoder.config)
+        values = export_config(llama, "PEagleDraftModel") | {"num_hidden_layers": self.layers}
         values |= {"draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(reads)}
         knobs = replace(self, mask=vocab - 1 if self.mask is None else self.mask)
         net = PEAGLENet(values, knobs, target, reads, embedding=False, normed=False)
@@ -151,7 +156,7 @@ class PEAGLE(TrainableMethod):
 
 def _drafts(config: dict[str, Any]) -> int | None:
     """Return K from the proposal methods in a config of speculators, or from a separate entry."""
-    how = config.get(speculators.HOW)
+    how = config.get(speculators.SPECULATORS_CONFIG_KEY)
     proposals = how.get("proposal_methods") if isinstance(how, dict) else None
     first = proposals[0] if isinstance(proposals, list) and proposals else {}
     found = first.get("speculative_tokens") if isinstance(first, dict) else None
@@ -200,7 +205,7 @@ class PEAGLENet(FusingNet):
         self.register_buffer(
             "t2d", None if mapped is None else torch.zeros(vocab, dtype=torch.bool)
         )
-        self.shape = stores(config)
+        self.shape = stored_shape(config)
         self.width = size
         self.depth = knobs.layers
         self.reads = tuple(reads)
@@ -254,7 +259,7 @@ class PEAGLEDrafter(PairReader):
     @override
     def fit_vocabulary(self, counts: Ints) -> None:
         if self.model.d2t is not None:
-            self.model.choose(frequent(counts, len(self.model.d2t)))
+            self.model.choose(most_frequent_tokens(counts, len(self.model.d2t)))
         if not self._stored.tensors and self.knobs.mask is None:
             self.model.mask = int(np.flatnonzero(counts == counts.min())[-1])
 
@@ -270,21 +275,23 @@ class PEAGLEDrafter(PairReader):
         return config | new, tensors
 
     @override
-    def passes(self, state: Pairs, tree: Tree, frontier: Ints) -> int:
+    def passes(self, state: PairState, tree: Tree, frontier: Ints) -> int:
         reached = (tree.depth[frontier] < self.ahead).any()
         return tree.roots if not len(state.nodes) and reached else 0
 
     @torch.inference_mode()
     def expand(
-        self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Pairs]:
+        self, state: PairState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, PairState]:
         """Return the candidates of each node, computed in the slot for the node's depth.
 
         There are no candidates below the last slot.
         """
         if self.passes(state, tree, frontier):
             state = self._slots(self.flush(state), tree)
-        nodes, which = by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
+        nodes, which = (
+            group_by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
+        )
         depths, rows = tree.depth[nodes], tree.row[nodes]
         outputs = (
             state.outputs
@@ -298,10 +305,10 @@ class PEAGLEDrafter(PairReader):
         logits = logits.masked_fill(
             torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0
         )
-        found = offered(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
+        found = make_candidates(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
         return found if which is None else found.shared(which), state
 
-    def _slots(self, state: Pairs, tree: Tree) -> Pairs:
+    def _slots(self, state: PairState, tree: Tree) -> PairState:
         """Read the pending pairs of each sequence, the root's pair, and the slots after it."""
         cache = state.decoding.cache
         roots = np.arange(tree.roots)
@@ -319,7 +326,7 @@ class PEAGLEDrafter(PairReader):
                 self.model.unknown()
             )  # in scratch slots after the committed ones
         outputs = self._read(state, tokens, tree.row[roots], self.ahead)
-        return Pairs(
+        return PairState(
             replace(state.decoding, fed=tuple(fed)), state.features, roots, outputs.flatten(0, 1)
         )
 
@@ -343,7 +350,7 @@ class PEAGLEDrafter(PairReader):
             logits[:, place[inside]] = out[:, count - 1 :][:, inside.to(out.device)].to(
                 logits.dtype
             )
-        return whole(logits, self.model.drafted)
+        return expand_logits(logits, self.model.drafted)
 
     def _outputs(self, batch: Batch, chains: Tensor, depths: Tensor) -> Tensor:
         """Return the outputs [B, T − 1 + A, D] of the T − 1 pairs of each text and of A slots.
@@ -377,7 +384,7 @@ class PEAGLEDrafter(PairReader):
     @override
     def loss(self, batch: Batch) -> Tensor:
         count, drafts = batch.tokens.shape[1], self.ahead
-        chains, depths, valid = chosen(batch, drafts, self.knobs.keep, self.knobs.least)
+        chains, depths, valid = draw_slots(batch, drafts, self.knobs.keep, self.knobs.least)
         true = torch.arange(count - 1, device=chains.device).expand(len(chains), -1)
         learn = torch.cat(
             (batch.learn[:, 2:], torch.zeros_like(batch.learn[:, :1])), 1
@@ -390,7 +397,9 @@ class PEAGLEDrafter(PairReader):
         row = torch.arange(len(chains), device=chains.device)[:, None].expand_as(places)
         marked[row[there], places[there]] = True
         number = marked.flatten().long().cumsum(0).view_as(marked) - 1
-        theirs = said(batch, marked, self.model.drafted)[number[row[there], places[there]]]
+        theirs = select_target_logits(batch, marked, self.model.drafted)[
+            number[row[there], places[there]]
+        ]
         q = torch.log_softmax(
             self.model.logits(self._outputs(batch, chains, depths)[there]).float(), dim=-1
         )
@@ -400,7 +409,9 @@ class PEAGLEDrafter(PairReader):
         return (each * weight[row[there]]).sum() / batch.count
 
 
-def chosen(batch: Batch, drafts: int, keep: float, least: float) -> tuple[Tensor, Tensor, Tensor]:
+def draw_slots(
+    batch: Batch, drafts: int, keep: float, least: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draw the slots that are trained; return their pairs, depths and validity, [B, A] each.
 
     Deeper slots follow fewer pairs. Let n be the number of pairs of a text after which a label

@@ -7,8 +7,14 @@ from typing import Literal, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.drafters.base import Drafter, Method, picked
-from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended, ragged
+from draftree.drafters.base import Drafter, Method, select_slots
+from draftree.drafters.retrieval.text_drafter import (
+    NO_TEXT,
+    Texts,
+    extend_texts,
+    pad_candidates,
+    truncate_texts,
+)
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, Target
@@ -86,7 +92,7 @@ class PLDDrafter(Drafter[Texts]):
             shares(self._through(state, tree, node, through), int(tree.depth[node]))
             for node in frontier.tolist()
         ]
-        tokens, share = ragged(below, k)
+        tokens, share = pad_candidates(below, k)
         with np.errstate(divide="ignore"):  # a share of 0 means no candidate
             return Candidates(tokens, np.log(self.knobs.confidence * share)), state
 
@@ -119,15 +125,15 @@ class PLDDrafter(Drafter[Texts]):
 
     @override
     def commit(self, state: Texts, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Texts:
-        return extended(state, tree, verdict)
+        return extend_texts(state, tree, verdict)
 
     @override
     def truncate(self, state: Texts, lengths: Ints, rows: Ints | None = None) -> Texts:
-        return cut(state, lengths, rows)
+        return truncate_texts(state, lengths, rows)
 
     @override
     def select(self, state: Texts, rows: Ints, cache: SlotCache) -> Texts:
-        return picked(state, rows, NO_TEXT)
+        return select_slots(state, rows, NO_TEXT)
 
 
 def continuations(text: Ints, knobs: PLD) -> Ints:

@@ -8,22 +8,22 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.drafters.base import Drafter, picked
-from draftree.drafters.retrieval.datastore import Documents, Stored, fits_vocabulary
+from draftree.drafters.base import Drafter, select_slots
+from draftree.drafters.retrieval.datastore import DatastoreMethod, Documents, fits_vocabulary
 from draftree.drafters.retrieval.suffix_array import (
     END,
     Corpus,
     PrefixTree,
     best_children,
+    build_trie,
     context_of,
     continuations,
     follow,
-    grow,
     joined,
     search,
     suffix_array,
 )
-from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended
+from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
 from draftree.errors import UnknownName, UserError
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
@@ -38,8 +38,8 @@ TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
 `TOKENS` contains uint32 tokens, with a separator after each document. `SUFFIXES` contains their
 suffix array.
 """
-NOBODY = np.zeros(0, np.int64)
-EMPTY = PrefixTree(NOBODY, np.zeros(0), NOBODY, NOBODY)
+NO_NODES = np.zeros(0, np.int64)
+EMPTY = PrefixTree(NO_NODES, np.zeros(0), NO_NODES, NO_NODES)
 NOTHING_FOUND = PrefixTree(
     np.full(1, END), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64)
 )
@@ -48,7 +48,7 @@ NOTHING_FOUND = PrefixTree(
 
 @final
 @dataclass(frozen=True)
-class REST(Stored):
+class REST(DatastoreMethod):
     """Retrieval-based speculative decoding.
 
     Attributes:
@@ -90,7 +90,7 @@ class REST(Stored):
         read = [document.astype(np.uint32) for document in documents if len(document)]
         if not read:
             raise UserError("the corpus is empty: it has 0 tokens, at least 1 is needed")
-        corpus = indexed(read, vocab, tell)
+        corpus = index_documents(read, vocab, tell)
         np.save(folder / TOKENS, corpus.tokens)
         np.save(folder / SUFFIXES, corpus.suffixes)
         return {}
@@ -106,20 +106,20 @@ class REST(Stored):
                 f"'rest' needs a datastore: build one (draftree datastore build --kind rest --target {target.name} --data … "
                 "--out FOLDER) and name its folder, or use rest:datastore=FOLDER"
             )
-        return RESTDrafter(self, (stored(folder),), target.decoder.vocab)
+        return RESTDrafter(self, (load_corpus(folder),), target.decoder.vocab)
 
     @override
     def example(self, target: Target) -> "RESTDrafter":
         few = min(target.decoder.vocab, 61)  # few enough tokens that every pair occurs
         drawn = np.random.default_rng(5).integers(0, few, (30, 200))
         return RESTDrafter(
-            self, (indexed(list(drawn), target.decoder.vocab),), target.decoder.vocab
+            self, (index_documents(list(drawn), target.decoder.vocab),), target.decoder.vocab
         )
 
 
 @final
 @dataclass(frozen=True)
-class Retrieval:
+class RESTState:
     """The state: texts, and the tries that have been found in the present step.
 
     Attributes:
@@ -132,11 +132,11 @@ class Retrieval:
 
     texts: Texts
     trie: PrefixTree = EMPTY
-    at: Ints = field(default_factory=lambda: NOBODY)
+    at: Ints = field(default_factory=lambda: NO_NODES)
 
 
 @final
-class RESTDrafter(Drafter[Retrieval]):
+class RESTDrafter(Drafter[RESTState]):
     """Drafts the trie of continuations that follow the last tokens of the text in a datastore.
 
     Below nodes outside of that trie, it drafts the trie for the node's own path.
@@ -158,9 +158,9 @@ class RESTDrafter(Drafter[Retrieval]):
         self._corpora = corpora
         self._vocab = vocab
         for corpus in corpora:  # load native code before the first step
-            grow(self._behind(corpus, (0, 0, 1)), 1)
+            build_trie(self._behind(corpus, (0, 0, 1)), 1)
         self.expand(
-            Retrieval((np.zeros(1, np.int64),)),
+            RESTState((np.zeros(1, np.int64),)),
             Tree.from_roots(*np.zeros((2, 1), np.int64)),
             np.arange(1),
             1,
@@ -179,20 +179,20 @@ class RESTDrafter(Drafter[Retrieval]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Retrieval | None = None,
+        state: RESTState | None = None,
         rows: Ints | None = None,
-    ) -> Retrieval:
-        return Retrieval(tuple(prompts))
+    ) -> RESTState:
+        return RESTState(tuple(prompts))
 
     @override
     def expand(
-        self, state: Retrieval, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Retrieval]:
+        self, state: RESTState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, RESTState]:
         trie = state.trie
         at = follow(state.at, tree.tokens, tree.parents, trie)
         if (unknown := frontier[at[frontier] < 0]).size:
             found = [self.retrieve(self._context(state, tree, node)) for node in unknown.tolist()]
-            trie, begin = together([trie, *found])
+            trie, begin = join_tries([trie, *found])
             at[unknown] = begin[1:]
         return Candidates(*best_children(trie, at[frontier], k)), replace(state, trie=trie, at=at)
 
@@ -214,7 +214,7 @@ class RESTDrafter(Drafter[Retrieval]):
             for c, r in zip(self._corpora, ranges, strict=True)
             if r[0] == longest
         ]
-        return grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes)
+        return build_trie(rows[0] if len(rows) == 1 else merge_continuations(rows), knobs.nodes)
 
     def _behind(self, corpus: Corpus, found: tuple[int, int, int]) -> Ints:
         """Return the continuations [M, L] after a range of matches in a corpus."""
@@ -225,40 +225,40 @@ class RESTDrafter(Drafter[Retrieval]):
         )
         return np.where(rows < self._vocab, rows, END)  # a broken file may hold any token
 
-    def _context(self, state: Retrieval, tree: Tree, node: int) -> Ints:
+    def _context(self, state: RESTState, tree: Tree, node: int) -> Ints:
         return context_of(
             state.texts[int(tree.row[node])], tree.tokens, tree.parents, node, self.knobs.longest
         )
 
     @override
     def commit(
-        self, state: Retrieval, tree: Tree, verdict: AcceptResult, taps: HiddenStates
-    ) -> Retrieval:
-        return Retrieval(extended(state.texts, tree, verdict))
+        self, state: RESTState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> RESTState:
+        return RESTState(extend_texts(state.texts, tree, verdict))
 
     @override
-    def truncate(self, state: Retrieval, lengths: Ints, rows: Ints | None = None) -> Retrieval:
-        return Retrieval(cut(state.texts, lengths, rows))
+    def truncate(self, state: RESTState, lengths: Ints, rows: Ints | None = None) -> RESTState:
+        return RESTState(truncate_texts(state.texts, lengths, rows))
 
     @override
-    def select(self, state: Retrieval, rows: Ints, cache: SlotCache) -> Retrieval:
-        return Retrieval(picked(state.texts, rows, NO_TEXT))
+    def select(self, state: RESTState, rows: Ints, cache: SlotCache) -> RESTState:
+        return RESTState(select_slots(state.texts, rows, NO_TEXT))
 
 
-def together(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
+def join_tries(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
     """Return one table of several tries in order, and the number of each trie's first node."""
     begin = np.cumsum([0, *(len(t.tokens) for t in tries[:-1])])
     moved = [t._replace(first=t.first + at) for t, at in zip(tries, begin, strict=True)]
     return PrefixTree(*(np.concatenate(column) for column in zip(*moved, strict=True))), begin
 
 
-def merged(rows: Sequence[Ints]) -> Ints:
+def merge_continuations(rows: Sequence[Ints]) -> Ints:
     """Return the continuations [M, L] of several corpora, sorted."""
     whole = np.concatenate(rows)
     return whole[np.lexsort(whole.T[::-1])]
 
 
-def indexed(
+def index_documents(
     documents: list[Any], vocab: int, tell: Callable[[str], None] = lambda _: None
 ) -> Corpus:
     """Return the corpus that consists of the given documents."""
@@ -267,13 +267,13 @@ def indexed(
     return Corpus(tokens, suffix_array(tokens, vocab))
 
 
-def stored(folder: Path) -> Corpus:
+def load_corpus(folder: Path) -> Corpus:
     """Return the corpus of a datastore.
 
     Raises:
         UserError: the files are broken.
     """
-    corpus = Corpus(mapped(folder / TOKENS), mapped(folder / SUFFIXES))
+    corpus = Corpus(map_array(folder / TOKENS), map_array(folder / SUFFIXES))
     if len(corpus.suffixes) > len(corpus.tokens):
         raise UserError(
             f"'{folder}' has {len(corpus.suffixes)} suffixes, allowed are at most its {len(corpus.tokens)} tokens"
@@ -281,7 +281,7 @@ def stored(folder: Path) -> Corpus:
     return corpus
 
 
-def mapped(path: Path) -> Any:
+def map_array(path: Path) -> Any:
     """Return an array of a datastore, mapped from disk.
 
     Raises:

@@ -7,18 +7,18 @@ from typing import final
 import numpy as np
 from typing_extensions import override
 
-from draftree.drafters.base import Drafter, Method, every, picked
+from draftree.drafters.base import Drafter, Method, select_slots, slots_or_all
 from draftree.drafters.retrieval.suffix_expand import children, descendants
-from draftree.drafters.retrieval.suffix_tree import Draft, Limits, Outputs, Shorts, draft
-from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended
+from draftree.drafters.retrieval.suffix_tree import Draft, Int32s, Limits, Outputs, draft
+from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, Target
 from draftree.tree import MAX_NODES, AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
 from draftree.utils.validated_dataclass import knob
 
-Grown = tuple[int, Shorts, Draft]
-DEEP = 64
+CachedDraft = tuple[int, Int32s, Draft]
+INITIAL_PATH_TOKENS = 64
 """Number of tokens of a path for which memory is allocated after a text."""
 
 
@@ -78,9 +78,9 @@ class SuffixState:
     texts: Texts
     begun: Ints
     memory: Outputs
-    drafts: tuple[tuple[int, Grown], ...] = ()
+    drafts: tuple[tuple[int, CachedDraft], ...] = ()
 
-    def with_drafts(self, drafts: dict[int, Grown]) -> "SuffixState":
+    def with_drafts(self, drafts: dict[int, CachedDraft]) -> "SuffixState":
         """Return the same state with the given cache of drafts by slot."""
         return SuffixState(self.texts, self.begun, self.memory, tuple(drafts.items()))
 
@@ -111,7 +111,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         fresh = state is None or not state.texts  # the result of `carry` has no sequences
         lengths, at = (
             np.array([len(p) for p in prompts], np.int64),
-            every(None if fresh else rows, len(prompts)),
+            slots_or_all(None if fresh else rows, len(prompts)),
         )
         begun = lengths.copy() if state is None or fresh else state.begun.copy()
         begun[at] = lengths[at]
@@ -164,8 +164,8 @@ class SuffixDrafter(Drafter[SuffixState]):
         root: int,
         frontier: Ints,
         width: int,
-        drafts: dict[int, Grown],
-    ) -> tuple[Shorts, int, Draft, Ints, Ints, Ints, int, Outputs, Limits]:
+        drafts: dict[int, CachedDraft],
+    ) -> tuple[Int32s, int, Draft, Ints, Ints, Ints, int, Outputs, Limits]:
         """Return the arguments of `children` for nodes below one root.
 
         The draft for the text is computed if necessary, and stored in `drafts`.
@@ -174,7 +174,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         text, depth = state.texts[row], int(tree.depth[frontier].max())
         end = len(text) + 1
         if row not in drafts or drafts[row][0] != last:
-            room = np.empty(end + DEEP, np.int32)
+            room = np.empty(end + INITIAL_PATH_TOKENS, np.int32)
             room[: end - 1], room[end - 1] = text, last
             drafts[row] = last, room, draft(room, end, state.memory, self._limits)
         _, room, grown = drafts[row]
@@ -196,18 +196,20 @@ class SuffixDrafter(Drafter[SuffixState]):
     def commit(
         self, state: SuffixState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
     ) -> SuffixState:
-        return SuffixState(extended(state.texts, tree, verdict), state.begun, state.memory)
+        return SuffixState(extend_texts(state.texts, tree, verdict), state.begun, state.memory)
 
     @override
     def truncate(self, state: SuffixState, lengths: Ints, rows: Ints | None = None) -> SuffixState:
-        at, begun = every(rows, len(lengths)), state.begun.copy()
+        at, begun = slots_or_all(rows, len(lengths)), state.begun.copy()
         begun[at] = lengths[at]
-        return SuffixState(cut(state.texts, lengths, rows), begun, self._remembered(state, at))
+        return SuffixState(
+            truncate_texts(state.texts, lengths, rows), begun, self._remembered(state, at)
+        )
 
     @override
     def select(self, state: SuffixState, rows: Ints, cache: SlotCache) -> SuffixState:
-        begun = np.array(picked(state.begun.tolist(), rows, 0), np.int64)
-        return SuffixState(picked(state.texts, rows, NO_TEXT), begun, state.memory)
+        begun = np.array(select_slots(state.begun.tolist(), rows, 0), np.int64)
+        return SuffixState(select_slots(state.texts, rows, NO_TEXT), begun, state.memory)
 
     @override
     def carry(self, state: SuffixState) -> SuffixState | None:

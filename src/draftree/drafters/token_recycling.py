@@ -13,15 +13,21 @@ from typing import ClassVar, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.drafters.base import Drafter, Method, every, picked, put
-from draftree.drafters.retrieval.adjacency_table import NONE, SUREST, Adjacency, merged, pairs_of
+from draftree.drafters.base import Drafter, Method, replace_slots, select_slots, slots_or_all
+from draftree.drafters.retrieval.adjacency_table import (
+    MAX_CONFIRMATIONS,
+    NONE,
+    Adjacency,
+    merged,
+    pairs_of,
+)
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Candidates, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
-MEASURED = (
+MEASURED_ACCEPTANCE = (
     (0.30, 0.13, 0.08, 0.03),
     (0.53, 0.09, 0.03, 0.02),
     (0.75, 0.05, 0.02, 0.01),
@@ -32,7 +38,7 @@ MEASURED = (
 It was measured with SmolLM2 on Spec-Bench's six tasks. Later ranks get the value of the fourth.
 """
 PRIOR = 16.0
-"""The number of observations for which `MEASURED` counts."""
+"""The number of observations for which `MEASURED_ACCEPTANCE` counts."""
 
 
 @final
@@ -74,7 +80,7 @@ class TokenRecycling(Method):
 
 
 @dataclass(frozen=True)
-class Recycled:
+class TokenRecyclingState:
     """The state of all sequences.
 
     Attributes:
@@ -92,7 +98,7 @@ class Recycled:
 
 
 @final
-class TokenRecyclingDrafter(Drafter[Recycled]):
+class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
     """Drafts the most likely successors in the table.
 
     Args:
@@ -108,7 +114,9 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         self.knobs = knobs
         self._width = min(knobs.successors, vocab)
         self._empty = Adjacency.empty(vocab, self._width)
-        prior = np.array(MEASURED)[:, np.minimum(np.arange(self._width), len(MEASURED[0]) - 1)]
+        prior = np.array(MEASURED_ACCEPTANCE)[
+            :, np.minimum(np.arange(self._width), len(MEASURED_ACCEPTANCE[0]) - 1)
+        ]
         self._prior = np.stack((np.full_like(prior, PRIOR), PRIOR * prior))
         self._none = np.zeros_like(self._prior)
 
@@ -123,15 +131,15 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Recycled | None = None,
+        state: TokenRecyclingState | None = None,
         rows: Ints | None = None,
-    ) -> Recycled:
-        state, count = state or Recycled(self._empty, self._none), len(prompts)
+    ) -> TokenRecyclingState:
+        state, count = state or TokenRecyclingState(self._empty, self._none), len(prompts)
         tables, judged = (
             list(state.tables or (self._empty,) * count),
             list(state.judged or (self._none,) * count),
         )
-        for row in every(rows if state.tables else None, count).tolist():
+        for row in slots_or_all(rows if state.tables else None, count).tolist():
             tables[row] = self._read(np.append(prompts[row], roots[row]), state.memory)
             judged[row] = self._none
         return replace(state, tables=tuple(tables), judged=tuple(judged))
@@ -145,8 +153,8 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
 
     @override
     def expand(
-        self, state: Recycled, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Recycled]:
+        self, state: TokenRecyclingState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, TokenRecyclingState]:
         width, rows = min(k, self._width), tree.row[frontier]
         tokens, log_q = (
             np.zeros((len(frontier), width), np.int64),
@@ -162,7 +170,7 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
             )
         return Candidates(tokens, log_q), state
 
-    def _rates(self, state: Recycled, row: int) -> Floats:
+    def _rates(self, state: TokenRecyclingState, row: int) -> Floats:
         """Return q [S, K] by degree of sureness and rank.
 
         It does not increase with the rank, which is the order of the candidates.
@@ -173,8 +181,8 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
 
     @override
     def commit(
-        self, state: Recycled, tree: Tree, verdict: AcceptResult, taps: HiddenStates
-    ) -> Recycled:
+        self, state: TokenRecyclingState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> TokenRecyclingState:
         tables, judged = list(state.tables), list(state.judged)
         top = None if taps.top is None else taps.top[:, : self._width].cpu().numpy()
         for root in range(tree.roots):
@@ -189,7 +197,7 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
                 tables[row] = tables[row].plus(tree.tokens[order], top[order], state.memory)
         return replace(state, tables=tuple(tables), judged=tuple(judged))
 
-    def _judgement(self, state: Recycled, row: int, tokens: Ints, nexts: Ints) -> Floats:
+    def _judgement(self, state: TokenRecyclingState, row: int, tokens: Ints, nexts: Ints) -> Floats:
         """Return counts [2, S, K] of judged and correct successors, by degree of sureness and rank.
 
         Args:
@@ -204,33 +212,39 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         np.add.at(counts[1], sureness, found == nexts[:, None])
         return counts
 
-    def truncate(self, state: Recycled, lengths: Ints, rows: Ints | None = None) -> Recycled:
+    def truncate(
+        self, state: TokenRecyclingState, lengths: Ints, rows: Ints | None = None
+    ) -> TokenRecyclingState:
         """Return the state with empty tables for some sequences, because a table cannot be cut.
 
         Their lines and counts are added to the memory.
         """
-        at = every(rows, len(lengths))
+        at = slots_or_all(rows, len(lengths))
         memory, known = self._remembered(state, at)
-        tables = put(state.tables, at, (self._empty,) * len(lengths))
-        return Recycled(memory, known, tables, put(state.judged, at, (self._none,) * len(lengths)))
+        tables = replace_slots(state.tables, at, (self._empty,) * len(lengths))
+        return TokenRecyclingState(
+            memory, known, tables, replace_slots(state.judged, at, (self._none,) * len(lengths))
+        )
 
     @override
-    def select(self, state: Recycled, rows: Ints, cache: SlotCache) -> Recycled:
+    def select(
+        self, state: TokenRecyclingState, rows: Ints, cache: SlotCache
+    ) -> TokenRecyclingState:
         tables, judged = (
-            picked(state.tables, rows, self._empty),
-            picked(state.judged, rows, self._none),
+            select_slots(state.tables, rows, self._empty),
+            select_slots(state.judged, rows, self._none),
         )
         return replace(state, tables=tables, judged=judged)
 
     @override
-    def carry(self, state: Recycled) -> Recycled | None:
+    def carry(self, state: TokenRecyclingState) -> TokenRecyclingState | None:
         return (
-            Recycled(*self._remembered(state, np.arange(len(state.tables))))
+            TokenRecyclingState(*self._remembered(state, np.arange(len(state.tables))))
             if self.knobs.session
             else None
         )
 
-    def _remembered(self, state: Recycled, rows: Ints) -> tuple[Adjacency, Floats]:
+    def _remembered(self, state: TokenRecyclingState, rows: Ints) -> tuple[Adjacency, Floats]:
         """Return the memory with the lines and counts of some sequences added."""
         memory, known = state.memory, state.known
         if self.knobs.session:
@@ -239,4 +253,4 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return memory, known
 
 
-assert len(MEASURED) == SUREST + 1
+assert len(MEASURED_ACCEPTANCE) == MAX_CONFIRMATIONS + 1

@@ -8,12 +8,12 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.draft_vocabulary import whole
-from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.draft_vocabulary import expand_logits
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.drafters.neural.transformer_drafter import (
     LanguageModelDrafter,
     OneLayerDrafter,
-    begin_as,
+    copy_target_layer,
     has_own,
     load_model,
     new_model,
@@ -69,7 +69,7 @@ class VDM(TrainableMethod):
     def new(self, target: Target) -> "VDMDrafter":
         model = new_model("vdm", target, self.shared, self.draft_vocab)
         if self.init == "target":
-            begin_as(model, target, 0)
+            copy_target_layer(model, target, 0)
         return VDMDrafter(self, model, target, Checkpoint())
 
 
@@ -90,7 +90,7 @@ class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
         logits = self.decoder.head(
             self._states(batch)
         )  # every token sees all before it, wherever a block begins
-        return whole(logits, self.drafted)
+        return expand_logits(logits, self.drafted)
 
     def _states(self, batch: Batch) -> Tensor:
         states: Tensor = self.decoder.stack(
@@ -100,5 +100,5 @@ class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
 
     @override
     def loss(self, batch: Batch) -> Tensor:
-        logits = self.decoder.head(self._states(batch)[before(batch.learn)])
+        logits = self.decoder.head(self._states(batch)[predicting_positions(batch.learn)])
         return draft_loss(self.knobs.loss, batch, logits, drafted=self.drafted)

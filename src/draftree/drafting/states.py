@@ -28,7 +28,7 @@ class DrafterFault(Exception):
         self.rows, self.error = rows, error
 
 
-def started(
+def start_drafter(
     drafter: Drafter[Any], rows: SequenceBatch, taps: HiddenStates, state: Any, begun: Ints
 ) -> Any:
     """Return a drafter's state after sequences have begun a text.
@@ -50,11 +50,11 @@ def started(
                 )
             except Exception:
                 failed.append(row)
-        give_up(rows, drafter, DrafterFault(failed, error))
+        stop_drafting(rows, drafter, DrafterFault(failed, error))
         return state
 
 
-def released(drafter: Drafter[Any], rows: SequenceBatch, state: Any, row: int) -> Any:
+def release_slot(drafter: Drafter[Any], rows: SequenceBatch, state: Any, row: int) -> Any:
     """Return a drafter's state after a slot has been freed.
 
     Return None if the drafter raises an exception; all sequences are then generated without drafts.
@@ -64,18 +64,18 @@ def released(drafter: Drafter[Any], rows: SequenceBatch, state: Any, row: int) -
     try:
         return drafter.truncate(state, rows.lengths, np.array([row], np.int64))
     except Exception as error:
-        give_up(rows, drafter, DrafterFault(rows.live.tolist(), error))
+        stop_drafting(rows, drafter, DrafterFault(rows.live.tolist(), error))
         return None
 
 
-def selected(
+def select_drafter_state(
     drafter: Drafter[Any], rows: SequenceBatch, state: Any, chosen: Ints, cache: SlotCache
 ) -> Any:
     """Return a drafter's state with sequences moved to other slots; None if it cannot move them."""
     try:
         return drafter.select(state, chosen, cache)
     except Exception as error:
-        rows.warn(told_of(drafter, error))
+        rows.warn(describe_fault(drafter, error))
         return None
 
 
@@ -84,11 +84,13 @@ def carried(drafter: Drafter[Any], state: Any) -> Any:
     try:
         return None if state is None else drafter.carry(state)
     except Exception as error:
-        warnings.warn(told_of(drafter, error), DraftreeWarning, stacklevel=2)
+        warnings.warn(describe_fault(drafter, error), DraftreeWarning, stacklevel=2)
         return None
 
 
-def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew is lost") -> str:
+def describe_fault(
+    drafter: Drafter[Any], error: Exception, then: str = "what it knew is lost"
+) -> str:
     """Return the message for a drafter that raised an exception."""
     what = (
         str(error)
@@ -98,11 +100,11 @@ def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew i
     return f"the drafter failed, and {then}: {what} ({drafter.described})"
 
 
-def give_up(rows: SequenceBatch, drafter: Drafter[Any], fault: DrafterFault) -> None:
+def stop_drafting(rows: SequenceBatch, drafter: Drafter[Any], fault: DrafterFault) -> None:
     """Generate the failed sequences without drafts to their end, and warn about it."""
     rows.undrafted.update(fault.rows)
     rows.warn(
-        told_of(
+        describe_fault(
             drafter,
             fault.error,
             "the text goes on without drafts" if fault.rows else "it is asked again",

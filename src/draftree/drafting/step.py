@@ -17,16 +17,21 @@ from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
-from draftree.drafting.states import DrafterFault, give_up, raises
+from draftree.drafting.states import DrafterFault, raises, stop_drafting
 from draftree.errors import UserError
 from draftree.metrics import Work
 from draftree.models.forward_batch import Chunk
-from draftree.models.graph_capture import Capture, Eager
+from draftree.models.graph_capture import Capture, EagerCapture
 from draftree.policies._device_growth import Outlook, Plan, grow
 from draftree.policies.base import Policy, Search
-from draftree.sampling.draft_sampling import Drawing, allowed, beside, nothing_beside
-from draftree.target.device_tree import DeviceReport, DeviceTree, Layers, verified
-from draftree.target.target import HiddenStates, Probes, Target, Verified
+from draftree.sampling.draft_sampling import (
+    Drawing,
+    drop_forbidden,
+    insert_empty_candidates,
+    insert_forced_tokens,
+)
+from draftree.target.device_tree import DeviceReport, DeviceTree, Layers, verify_device_tree
+from draftree.target.target import HiddenStates, Probes, Target, VerificationResult
 from draftree.tree import (
     AcceptResult,
     Candidates,
@@ -80,7 +85,7 @@ class Drafting(Search):
     rows: SequenceBatch
     vocab: int
     drawing: Drawing
-    capture: Capture = field(default_factory=Eager)
+    capture: Capture = field(default_factory=EagerCapture)
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     finds: int = 0
@@ -118,7 +123,7 @@ class Drafting(Search):
             except DrafterFault as fault:
                 new = [row for row in fault.rows if row not in self.rows.undrafted]
                 fault.rows, again = new or roots.row.tolist() * again, True
-                give_up(self.rows, self.drafter, fault)
+                stop_drafting(self.rows, self.drafter, fault)
             self.state = before
             self.layers = None
             self.finds = 0
@@ -210,7 +215,7 @@ class Drafting(Search):
         grown: Tree | DeviceTree,
         probes: Probes | None,
         chunks: Sequence[Chunk] = (),
-    ) -> tuple[Tree, Verified]:
+    ) -> tuple[Tree, VerificationResult]:
         """Return the tree and the results of the target's pass over it.
 
         If the tree is still on the device, the host reads the tree and the results together.
@@ -226,7 +231,9 @@ class Drafting(Search):
         assert probes is None, "a drafter of layers sends no probes"
         assert not chunks, "passes that are recorded read no prompts"
         assert self.layers is not None
-        told, found = verified(target, self.rows.cache, grown, self.drafter.needs, self._mark)
+        told, found = verify_device_tree(
+            target, self.rows.cache, grown, self.drafter.needs, self._mark
+        )
         self._clocked(told, self.layers.each_node)
         self.state = self.layers.state(told.fed)
         self._check_finite(told.finite)
@@ -262,7 +269,7 @@ class Drafting(Search):
         self.find_seconds += time.perf_counter() - start
         if found is None:
             return None
-        return nothing_beside(self._allowed(found, drawing), open_)
+        return insert_empty_candidates(self._allowed(found, drawing), open_)
 
     @in_phase("draft")
     @override
@@ -304,7 +311,7 @@ class Drafting(Search):
         if not open_.any():
             return Candidates(forced[:, None], np.zeros((len(frontier), 1)))
         found = self._asked(tree, frontier[open_], k)
-        return found if open_.all() else beside(found, forced)
+        return found if open_.all() else insert_forced_tokens(found, forced)
 
     def _asked(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         """Return the drafter's candidates; it reads forced tokens above the frontier first."""
@@ -348,10 +355,10 @@ class Drafting(Search):
         # not been.
         if drawing.shaped is None or (candidates.logs is not None and candidates.sources is None):
             return candidates
-        return allowed(candidates, drawing.shaped, self.vocab, self.rows.cache.device)
+        return drop_forbidden(candidates, drawing.shaped, self.vocab, self.rows.cache.device)
 
     @in_phase("draft")
-    def commit(self, tree: Tree, verdict: AcceptResult, verified: Verified) -> None:
+    def commit(self, tree: Tree, verdict: AcceptResult, verified: VerificationResult) -> None:
         """Pass the accept result to the drafter, for the sequences that it drafts for."""
         rows = [row for row in tree.row[: tree.roots].tolist() if row not in self.rows.undrafted]
         if not rows:
@@ -365,7 +372,7 @@ class Drafting(Search):
                     self.state = self._committed(tree, verdict, verified.taps, [row])
                 except Exception:
                     failed.append(row)
-            give_up(self.rows, self.drafter, DrafterFault(failed, error))
+            stop_drafting(self.rows, self.drafter, DrafterFault(failed, error))
 
     def _committed(
         self, tree: Tree, verdict: AcceptResult, taps: HiddenStates, rows: list[int]
@@ -384,7 +391,7 @@ class Drafting(Search):
         try:
             return self.drafter.probes(self.state)
         except Exception as error:
-            give_up(self.rows, self.drafter, DrafterFault(rows, error))
+            stop_drafting(self.rows, self.drafter, DrafterFault(rows, error))
             return None
 
     def times(

@@ -20,7 +20,7 @@ from draftree.evaluation.bootstrap import ResultRow
 from draftree.evaluation.grid import Cell, PromptResult
 from draftree.evaluation.trace_store import Recordings
 from draftree.request import Request
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 
 Pair = tuple[str, str]
 """Specs of a drafter and a policy."""
@@ -98,7 +98,10 @@ def candidate_pairings(drafters: Sequence[str], usual: Pair, given: bool) -> lis
 
 
 def advise(
-    engines: Mapping[Pair, Engine], requests: Sequence[Request], seed: int = 0, tell: Tell = silent
+    engines: Mapping[Pair, Engine],
+    requests: Sequence[Request],
+    seed: int = 0,
+    tell: Tell = ignore_progress,
 ) -> Verdict:
     """Choose a pairing by counted costs on one half of the requests, and time it on the other.
 

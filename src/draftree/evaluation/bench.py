@@ -15,7 +15,7 @@ from draftree.batch import Generation
 from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
-from draftree.engine import Engine, cache_of, common, plain
+from draftree.engine import Engine, cache_of, common_prefix_length, plain
 from draftree.evaluation.compare import shorten_request
 from draftree.evaluation.grid import QUESTION_STRIDE, Cell, PromptResult, Quality
 from draftree.evaluation.oracle import correct_tokens
@@ -30,7 +30,7 @@ from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.tree import Ints
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 
 TEXTS_PER_BATCH = 8
 """Number of texts that are replayed in one batch when a drafter's quality is measured."""
@@ -114,7 +114,9 @@ class Bench:
         """Run plain decoding with the cache that the conversation's earlier turns have left."""
         text, cache = self.plains.get(cell, ((), None))
         if follows and cache is not None and self.target.reuses_prefixes:
-            cache.truncate(np.minimum(common(text, request.prompt[:-1]), cache.reusable))
+            cache.truncate(
+                np.minimum(common_prefix_length(text, request.prompt[:-1]), cache.reusable)
+            )
         else:
             cache = cache_of(self.target, [request])
         written = plain(self.target, [request], cache=cache)
@@ -262,7 +264,7 @@ def _text(request: Request, written: Sequence[int]) -> Text:
 
 
 def with_fixed_costs(
-    engines: Mapping[tuple[str, str], Engine], tell: Tell = silent
+    engines: Mapping[tuple[str, str], Engine], tell: Tell = ignore_progress
 ) -> dict[tuple[str, str], Engine]:
     """Return the engines with fixed costs: their own costs, or those learnt on this machine.
 

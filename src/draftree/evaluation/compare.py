@@ -8,11 +8,11 @@ import numpy as np
 
 from draftree.batch import Generation
 from draftree.costs.curves import Costs
-from draftree.engine import Engine, common
+from draftree.engine import Engine, common_prefix_length
 from draftree.evaluation.grid import PromptResult
 from draftree.metrics import Stats
 from draftree.request import Emitted, Request
-from draftree.sampling.distributions import processed
+from draftree.sampling.distributions import apply_processors
 from draftree.target.target import HiddenStateSpec, Target
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
@@ -157,8 +157,12 @@ def first_difference(
 
     The result includes the margin of the two largest logits there.
     """
-    at = common(ours, plain)
+    at = common_prefix_length(ours, plain)
     text = np.array([*request.prompt, *plain[:at]], np.int64)
     logits = target.prefill(target.new_cache(1, len(text)), [text], HiddenStateSpec()).logits[0]
-    best = processed(logits, request.processors, [*request.before, *text.tolist()]).topk(2).values
+    best = (
+        apply_processors(logits, request.processors, [*request.before, *text.tolist()])
+        .topk(2)
+        .values
+    )
     return Difference(at, float(best[0] - best[1]))

@@ -23,7 +23,7 @@ from draftree.evaluation.trace_store import Recordings, identity, key
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.request import Request
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Range
 
 SPREAD, LEAST_SPREAD = 4, 8
@@ -171,7 +171,7 @@ class Search:
         trials: int,
         storage: Path | None = None,
         named: Sequence[str] = (),
-        tell: Tell = silent,
+        tell: Tell = ignore_progress,
     ) -> SearchResult:
         """Search settings on one half of the requests, and measure the best on the other half.
 

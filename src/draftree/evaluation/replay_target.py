@@ -19,7 +19,7 @@ from draftree.errors import UserError
 from draftree.evaluation.target_trace import Recording, Text
 from draftree.models.forward_batch import Chunk
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import HiddenStateSpec, Probes, Target, Verified
+from draftree.target.target import HiddenStateSpec, Probes, Target, VerificationResult
 from draftree.tree import AcceptResult, Ints, Tree
 
 CERTAIN = 1e4
@@ -67,7 +67,7 @@ class ReplayTarget(Target):
         needs: HiddenStateSpec,
         rows: Ints | None = None,
         more: int = 0,
-    ) -> Verified:
+    ) -> VerificationResult:
         found = self._recording.prefill(cache, prompts, needs)
         return replace(found, packed=self._after(np.array([len(prompts[0]) - 1])))
 
@@ -79,7 +79,7 @@ class ReplayTarget(Target):
         needs: HiddenStateSpec,
         probes: Probes | None = None,
         chunks: Sequence[Chunk] = (),
-    ) -> Verified:
+    ) -> VerificationResult:
         assert not chunks, "one recorded text is written at a time"
         if probes is not None:
             raise UserError(
@@ -91,7 +91,7 @@ class ReplayTarget(Target):
             )
         positions = cache.lengths[0] + tree.depth
         taps = self._recording.taps(cache, tree.row, positions, tree.tokens, needs)
-        return Verified(self._after(positions), taps)
+        return VerificationResult(self._after(positions), taps)
 
     @override
     def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:

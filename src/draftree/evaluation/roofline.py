@@ -22,13 +22,19 @@ from draftree.costs.curves import Costs, CostTable
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UnknownName
-from draftree.measure_costs import CANDIDATES, DRAFTED, FED, FED_WIDE, settled_costs
+from draftree.measure_costs import (
+    CANDIDATES,
+    DRAFT_WIDTHS,
+    GPU_TARGET_WIDTHS,
+    TARGET_WIDTHS,
+    settled_costs,
+)
 from draftree.policies.base import append
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
 from draftree.tree import AcceptResult, Tree
 from draftree.utils.files import Entries, as_user_error, read_object
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Part, knob
 
 FOLDER = Path(__file__).parents[1] / "machines"
@@ -153,7 +159,7 @@ class Roofline(Part):
         """Return a drafter's costs on this machine, one entry for each context in `CONTEXTS`."""
         found = []
         for context in CONTEXTS:
-            target = {n: self.target(n, context) for n in (*FED, *FED_WIDE)}
+            target = {n: self.target(n, context) for n in (*TARGET_WIDTHS, *GPU_TARGET_WIDTHS)}
             found.append(
                 Costs(
                     self.steps(work),
@@ -169,7 +175,7 @@ class Roofline(Part):
         """Return {f: sₐ(f)}, the seconds of a draft step over f frontier nodes."""
         return {
             f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), MIN_STORED_SECONDS)
-            for f in DRAFTED
+            for f in DRAFT_WIDTHS
         }
 
     def commit(self, work: Drafting) -> float:
@@ -242,7 +248,7 @@ class Machine:
         )  # the assumed draft step represents any network
         steps = {
             f: max(passes * entry.draft_seconds(f) + work.seconds(f), MIN_STORED_SECONDS)
-            for f in DRAFTED
+            for f in DRAFT_WIDTHS
         }
         return replace(entry, draft=steps)
 
@@ -272,7 +278,9 @@ def vary_costs(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> C
     return CostTable(tuple(map(bent, table.entries)), {**table.about, **told})
 
 
-def count_draft_reads(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Drafting:
+def count_draft_reads(
+    target: Target, drafter: Drafter[Any], tell: Tell = ignore_progress
+) -> Drafting:
     """Count the weights that a drafter reads in the second draft step of a tree and in a commit.
 
     Parts of the drafter that look up continuations are timed on this machine, unless their times
@@ -281,7 +289,7 @@ def count_draft_reads(target: Target, drafter: Drafter[Any], tell: Tell = silent
     layer, head = _sizes(target)
     step, commit, later = _read(target, drafter)
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
-    seconds = dict.fromkeys(DRAFTED, 0.0)
+    seconds = dict.fromkeys(DRAFT_WIDTHS, 0.0)
     for part in (part for part in parts if part.searches):
         timed = min(settled_costs(target, part, tell).entries, key=lambda e: e.context)
         seconds = {f: s + timed.draft_seconds(f) for f, s in seconds.items()}

@@ -10,7 +10,7 @@ import torch
 from draftree.metrics import Stats
 from draftree.models.decoder import Decoder
 from draftree.target.target import Target
-from draftree.utils.hardware import interleaved
+from draftree.utils.hardware import time_interleaved
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "prompt/model"),
@@ -48,7 +48,7 @@ class Ceilings:
         row = torch.ones(READ, device=decoder.device)
         square = torch.ones(RATE, RATE, device=decoder.device, dtype=decoder.dtype)
         with torch.inference_mode():
-            read, done = interleaved(
+            read, done = time_interleaved(
                 [lambda: row.sum(), lambda: square @ square], decoder.device, MAX_PROBE_SECONDS
             )
         return cls(4 * READ / read, 2 * RATE**3 / done)

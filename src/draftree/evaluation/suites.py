@@ -17,7 +17,7 @@ from typing import Any
 
 from draftree.data.prompts import Content, question
 from draftree.data.readers import CHATS, READERS, Row, messages, rows
-from draftree.errors import UnknownName, UserError, shown
+from draftree.errors import UnknownName, UserError, format_value
 from draftree.evaluation.dataset_formats import FORMATS, Wording, read_row
 from draftree.utils.files import as_user_error
 
@@ -215,7 +215,7 @@ def content(row: dict[str, Any], where: str) -> Content:
             text = row[key][0] if first and isinstance(row[key], list) and row[key] else row[key]
             if not isinstance(text, str) or not text:
                 raise UserError(
-                    f"{where}: '{key}' is {shown(text)}, allowed is {'a list of ' if first else ''}text"
+                    f"{where}: '{key}' is {format_value(text)}, allowed is {'a list of ' if first else ''}text"
                 )
             return text if key == "prompt" else question(text)
     if not row.keys() & {"text", *CHATS}:

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import LAST, HiddenStates, HiddenStateSpec, Probes, Target, Verified
+from draftree.target.target import (
+    LAST,
+    HiddenStates,
+    HiddenStateSpec,
+    Probes,
+    Target,
+    VerificationResult,
+)
 from draftree.tree import AcceptResult, Ints, Tree
 
 
@@ -95,21 +102,21 @@ class Recording:
 
     def prefill(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec
-    ) -> Verified:
+    ) -> VerificationResult:
         """Return the recorded hidden states of prompts, without logits; see `Target.prefill`."""
         rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
         positions = np.concatenate([np.arange(len(p)) for p in prompts])
         cache.lengths[:] = [len(p) for p in prompts]
-        return Verified(
+        return VerificationResult(
             torch.empty(0), self.taps(cache, rows, positions, np.concatenate(list(prompts)), needs)
         )
 
     def verify(
         self, cache: SlotCache, tree: Tree, needs: HiddenStateSpec, probes: Probes | None = None
-    ) -> Verified:
+    ) -> VerificationResult:
         """Return the recorded outputs at a tree's positions; see `Target.verify`."""
         positions = cache.lengths[tree.row] + tree.depth
-        return Verified(
+        return VerificationResult(
             self.after(tree.row, positions),
             self.taps(cache, tree.row, positions, tree.tokens, needs),
         )

@@ -22,7 +22,7 @@ from draftree.evaluation.target_trace import Text
 from draftree.models.kv_cache import SlotCache
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.target import HiddenStateSpec, Probes, Target, Verified
+from draftree.target.target import HiddenStateSpec, Probes, Target, VerificationResult
 from draftree.tree import AcceptResult, Bools, Candidates, Floats, Ints, Tree
 
 T = TypeVar("T")
@@ -106,13 +106,13 @@ class Source(Protocol):
 
     def prefill(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec
-    ) -> Verified:
+    ) -> VerificationResult:
         """Run the prompts through the target; see `Target.prefill`."""
         ...
 
     def verify(
         self, cache: SlotCache, tree: Tree, needs: HiddenStateSpec, probes: Probes | None = None
-    ) -> Verified:
+    ) -> VerificationResult:
         """Run a draft tree through the target; see `Target.verify`."""
         ...
 

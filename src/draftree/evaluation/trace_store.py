@@ -32,12 +32,12 @@ from draftree.utils.files import (
     Entries,
     append,
     as_user_error,
-    checked,
+    check_value,
     read_object,
-    whole,
+    replace_file,
     write_text,
 )
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 
 FORMAT = 1
 TEXTS_PER_BATCH = 8
@@ -104,7 +104,7 @@ class Recordings:
             if (k := key(r)) not in self.texts or not self._names() <= self._recorded(k)
         ]
 
-    def record(self, requests: Sequence[Request], tell: Tell = silent) -> None:
+    def record(self, requests: Sequence[Request], tell: Tell = ignore_progress) -> None:
         """Generate missing texts with the target, and record the hidden states of each in one pass.
 
         After an interruption, the same call resumes the work.
@@ -169,7 +169,7 @@ class Recordings:
         with as_user_error(f"cannot read '{file}'"):
             earlier = load_file(file) if file.is_file() else {}
         file.parent.mkdir(parents=True, exist_ok=True)
-        with whole(file) as part:
+        with replace_file(file) as part:
             save_file({n: t.cpu() for n, t in (earlier | tensors).items()}, part)
 
     def _text(self, request: Request) -> Text:
@@ -201,8 +201,8 @@ def _written(line: str, vocab: int) -> dict[str, list[int]]:
     """
     with as_user_error("the line is not a key and its tokens"):
         key, tokens = json.loads(line)
-    checked(key, str, "the key")
-    if any(token >= vocab for token in checked(tokens, list[int], "a token", least=0)):
+    check_value(key, str, "the key")
+    if any(token >= vocab for token in check_value(tokens, list[int], "a token", least=0)):
         raise UserError(f"a token is {max(tokens)}, allowed are those below {vocab}")
     return {key: tokens}
 

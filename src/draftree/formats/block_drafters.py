@@ -20,30 +20,30 @@ from typing import Any, Literal, cast, get_args
 from draftree.errors import UnknownName, UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint
-from draftree.formats.speculators import HOW, KIND, LAYER
+from draftree.formats.speculators import KIND, LAYER, SPECULATORS_CONFIG_KEY
 from draftree.tree import MAX_NODES
 from draftree.utils.files import Entries
 
-NESTED = "dflash_config"
+NESTED_CONFIG_KEY = "dflash_config"
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 MAP = "d2t"
 MARKS = "t2d"
-CORE = ("fc.weight", "hidden_norm.weight")
+CORE_TENSORS = ("fc.weight", "hidden_norm.weight")
 """Tensors that all block drafters have, under z-lab's names."""
 NATIVE = "muse_glimmer_assistant"
 NATIVE_NAMES = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
-OURS = {"lm_head.d2t": MAP, "lm_head.t2d": MARKS}
+OWN_TENSOR_NAMES = {"lm_head.d2t": MAP, "lm_head.t2d": MARKS}
 """Names of a draft vocabulary's tensors, which belong to the LM head in draftree."""
-EARLY = "logit_head."
+EARLY_HEAD_PREFIX = "logit_head."
 """The prefix of DSpark's head tensors in early files of SpecForge."""
-SECOND = ("attention_conv", "candidate_selector.")
+DFLASH2_MARKS = ("attention_conv", "candidate_selector.")
 """Parts of tensor names that occur only in DFlash 2."""
 Markov = Literal["vanilla", "gated", "rnn"]
 SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 LONGEST = 32768
 """The context length of a Qwen3 model whose config does not give it."""
-FIRST_SLIDING = 28
+DEFAULT_MAX_WINDOW_LAYERS = 28
 """The first sliding-window layer of a Qwen3 config without `max_window_layers`."""
 LAST_VERSION = "0.5.0"
 """The version of speculators whose layout is written."""
@@ -105,10 +105,10 @@ def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
     if KIND in config:
         found = config[KIND]
         return found if found in ("dflash", "dspark") else None
-    nested = config.get(NESTED)
+    nested = config.get(NESTED_CONFIG_KEY)
     said = {**config, **nested} if isinstance(nested, dict) else config
     known = isinstance(nested, dict) or "Qwen3DSparkModel" in (config.get("architectures") or ())
-    if config.get("model_type") != NATIVE and not (known and CORE[0] in keys):
+    if config.get("model_type") != NATIVE and not (known and CORE_TENSORS[0] in keys):
         return None
     if said.get("causal_head"):
         return "jetspec"
@@ -117,7 +117,7 @@ def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
     )
 
 
-def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
+def load_checkpoint(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
     """Return a checkpoint with its tensors, under their stored names, and its config's layout.
 
     Raises:
@@ -125,7 +125,7 @@ def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
     """
     stored = stored.loaded()
     config, where = stored.config, stored.folder
-    second = any(mark in key for key in stored.tensors for mark in SECOND)
+    second = any(mark in key for key in stored.tensors for mark in DFLASH2_MARKS)
     if second or "DFlash2DraftModel" in (config.get("architectures") or ()):
         raise UserError(
             f"'{where}' holds a DFlash 2, which adds convolutions and a selector: allowed is DFlash"
@@ -141,7 +141,7 @@ def _check_entries(config: dict[str, Any], where: Path) -> None:
     Raises:
         UserError: an entry changes the network's computation in a way that is not supported.
     """
-    nested = config.get(NESTED)
+    nested = config.get(NESTED_CONFIG_KEY)
     layer = config.get(LAYER)
     method = str(config.get(KIND, "dflash"))
     if KIND in config:
@@ -154,20 +154,20 @@ def _check_entries(config: dict[str, Any], where: Path) -> None:
 
 def name(key: str) -> str:
     """Return the name on disk of a new drafter's tensor."""
-    return OURS.get(key, key)
+    return OWN_TENSOR_NAMES.get(key, key)
 
 
 def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
     """Return a function from the names of the network's tensors to their names on disk."""
     native = NATIVE_NAMES if config.get("model_type") == NATIVE else {}
-    early = any(key.startswith(EARLY) for key in keys)
+    early = any(key.startswith(EARLY_HEAD_PREFIX) for key in keys)
 
     def named(key: str) -> str:
         for ours, theirs in native.items():
             if key.startswith(ours):
                 return theirs + key.removeprefix(ours)
         return (
-            EARLY + key
+            EARLY_HEAD_PREFIX + key
             if early and key.startswith(("markov_head.", "confidence_head."))
             else name(key)
         )
@@ -178,7 +178,7 @@ def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
 def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
     where = stored.folder / CONFIG
     outer = Entries(config, where)
-    speculated, nested = KIND in config, outer.get(NESTED, dict[str, Any], {})
+    speculated, nested = KIND in config, outer.get(NESTED_CONFIG_KEY, dict[str, Any], {})
     values = outer.get(LAYER, dict[str, Any]) if speculated else dict(config)
     said = Entries(config | nested, where)  # block size and mask token may be in either place
     block, mask = said.get("block_size", int, least=1), said.get("mask_token_id", int, least=0)
@@ -196,7 +196,7 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
     if markov not in get_args(Markov):
         raise UnknownName(f"markov_head_type in '{where}'", markov, get_args(Markov))
     head = "confidence_head.proj.weight"
-    own = any(key.removeprefix(EARLY) == head for key in stored.tensors)
+    own = any(key.removeprefix(EARLY_HEAD_PREFIX) == head for key in stored.tensors)
     return Layout(
         values=dict(values),
         block=block,
@@ -225,7 +225,7 @@ def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[S
     named = layers.get("layer_types", list[str] | None, None)
     types = named or ["full_attention"] * count
     if not named and switched and window is not None:  # as transformers derives them
-        first = layers.get("max_window_layers", int, FIRST_SLIDING)
+        first = layers.get("max_window_layers", int, DEFAULT_MAX_WINDOW_LAYERS)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
     if len(types) != count or not set(types) <= {"full_attention", "sliding_attention"}:
         raise UserError(
@@ -246,7 +246,7 @@ def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[S
     )
 
 
-def written(layout: Layout, kind: Kind) -> dict[str, Any]:
+def make_config(layout: Layout, kind: Kind) -> dict[str, Any]:
     """Return the config of a new drafter in z-lab's layout; for DSpark, in SpecForge's form."""
     nested: dict[str, Any] = {
         "target_layer_ids": [i - 1 for i in layout.reads],
@@ -260,7 +260,7 @@ def written(layout: Layout, kind: Kind) -> dict[str, Any]:
     return layout.values | {
         "architectures": [architecture],
         "block_size": layout.block,
-        NESTED: nested,
+        NESTED_CONFIG_KEY: nested,
     }
 
 
@@ -275,7 +275,7 @@ def _heads(layout: Layout) -> dict[str, Any]:
     }
 
 
-def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[str, Any]:
+def to_speculators(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config in the layout of speculators.
 
     Args:
@@ -294,10 +294,10 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
         "dtype",
         "torch_dtype",
         "transformers_version",
-        NESTED,
+        NESTED_CONFIG_KEY,
     }
     layer = {k: v for k, v in layout.values.items() if k not in outside} | {"model_type": "qwen3"}
-    sliding, both = _slides(layout, layer.get("max_position_embeddings", LONGEST))
+    sliding, both = _window_entries(layout, layer.get("max_position_embeddings", LONGEST))
     layer |= sliding
     proposal = {
         "proposal_type": "greedy",
@@ -318,12 +318,12 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
         "sample_from_anchor": layout.shifted,
         "sliding_window_non_causal": both,
         **(_heads(layout) if kind == "dspark" else {}),
-        HOW: how | {"verifier": dict(verifier)},
+        SPECULATORS_CONFIG_KEY: how | {"verifier": dict(verifier)},
         LAYER: layer,
     }
 
 
-def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
+def _window_entries(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
     """Return the config entries of attention windows in the layout of speculators.
 
     In this layout only sliding-window layers are causal in their block. A causal layer that sees

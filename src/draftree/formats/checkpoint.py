@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from draftree.errors import DraftreeWarning, UserError, shown
-from draftree.target.names import shipped_folder, without_weights
+from draftree.errors import DraftreeWarning, UserError, format_value
+from draftree.target.names import missing_package, shipped_folder
 from draftree.target.target import Target
 from draftree.utils import files
-from draftree.utils.files import Entries, as_user_error, filled, read_object
+from draftree.utils.files import Entries, as_user_error, fill_folder, read_object
 
 ABOUT = "draftree"
 """The name of the entry in `config.json` that only draftree uses."""
@@ -38,7 +38,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 M = TypeVar("M", bound=nn.Module)
 
 
-def shipped(method: str, checkpoint: str, target: Target) -> Path:
+def resolve_checkpoint(method: str, checkpoint: str, target: Target) -> Path:
     """Return the folder of a checkpoint; by default the one that is shipped for the target.
 
     Raises:
@@ -47,7 +47,7 @@ def shipped(method: str, checkpoint: str, target: Target) -> Path:
     if checkpoint:
         return Path(checkpoint)
     if (folder := shipped_folder(target.name, method)) is None:
-        if told := without_weights(target.name):
+        if told := missing_package(target.name):
             raise UserError(told)
         raise UserError(
             f"no '{method}' is shipped for target '{target.name}': train one (draftree train {method} --target … --data … "
@@ -315,7 +315,7 @@ class Checkpoint:
                 before.to(now.dtype), now
             ):  # else keep the stored bits, which a narrower target rounded
                 every[key] = now.to(before.dtype).contiguous().clone()
-        with filled(folder, last=CONFIG) as beside:
+        with fill_folder(folder, last=CONFIG) as beside:
             if self.file.endswith(".safetensors"):
                 save_file(every, beside / self.file, metadata={"format": "pt"})
             else:
@@ -369,7 +369,9 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         if not isinstance(found, dict) or not all(
             isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()
         ):
-            raise UserError(f"'{path}' holds {shown(found)}, allowed are named tensors alone")
+            raise UserError(
+                f"'{path}' holds {format_value(found)}, allowed are named tensors alone"
+            )
         return {key: _plain(value, key, path) for key, value in found.items() if wanted(key)}
 
 

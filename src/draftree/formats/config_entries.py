@@ -9,12 +9,12 @@ from typing import Any, final
 
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from draftree.errors import DraftreeWarning, UserError, shown
+from draftree.errors import DraftreeWarning, UserError, format_value
 
 Values = tuple[Any, ...]
-OFF: Values = (None, False, 0, "", [], {})
+OFF_VALUES: Values = (None, False, 0, "", [], {})
 """Values of an entry that is switched off."""
-ONE: Values = (None, 1)
+NEUTRAL_FACTORS: Values = (None, 1)
 """Values of a factor that has no effect."""
 FULL = "full_attention"
 
@@ -71,7 +71,7 @@ class Table:
         """
         types = values.get("layer_types") or []
         if not isinstance(types, list) or any(kind != FULL for kind in types):
-            got = f"'{where}' has layer_types {shown(types)}, allowed is {FULL}"
+            got = f"'{where}' has layer_types {format_value(types)}, allowed is {FULL}"
             raise UserError(f"{got}: '{method}' has no layers of other types here")
         switched = values.get("use_sliding_window") is not None or types
         self.check(
@@ -82,7 +82,7 @@ class Table:
 
     def _is_default(self, name: str, value: Any) -> bool:
         known = {} if self.defaults is None else vars(self.defaults)
-        return value in OFF or (name in known and value == known[name])
+        return value in OFF_VALUES or (name in known and value == known[name])
 
 
 def _refuse(name: str, value: Any, allowed: Values, where: Path | str, method: str) -> None:
@@ -97,7 +97,7 @@ def _written(value: Any) -> str:
     return (
         json.dumps(value)
         if isinstance(value, bool | int | float | None)
-        else shown(value).strip("'")
+        else format_value(value).strip("'")
     )
 
 
@@ -152,7 +152,7 @@ ABOUT = frozenset(
 
 The dtype is read from the tensors instead.
 """
-OTHERS = ABOUT | {
+HARMLESS_ENTRIES = ABOUT | {
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
@@ -263,7 +263,7 @@ FACTORS = (
     "partial_rotary_factor",
     "rotary_pct",
 )
-OBJECTS = (
+OPTIONAL_ENTRIES = (
     "attention_multiplier",
     "query_pre_attn_scalar",
     "attention_scale",
@@ -275,15 +275,15 @@ OBJECTS = (
 NETWORKS: Mapping[str, Values] = {
     **dict.fromkeys(SWITCHES, (None, False)),
     **dict.fromkeys(NUMBERS, (None, 0)),
-    **dict.fromkeys(FACTORS, ONE),
-    **dict.fromkeys(OBJECTS, (None,)),
+    **dict.fromkeys(FACTORS, NEUTRAL_FACTORS),
+    **dict.fromkeys(OPTIONAL_ENTRIES, (None,)),
 }
 """Entries of networks that no drafter supports, with the values that have no effect."""
 QK_NORMS = ("qk_norm", "use_qk_norm", "qk_layernorm")
 """Entries for norms of queries and keys, which Llama layers never have and Qwen3 layers always."""
 LLAMA = Table(
     LAYER | {"layer_types", "use_sliding_window"},
-    OTHERS,
+    HARMLESS_ENTRIES,
     {**NETWORKS, **dict.fromkeys(QK_NORMS, (None, False)), "use_sliding_window": (None, False)},
     LlamaConfig(),
 )
@@ -309,7 +309,7 @@ PEAGLE = Table(
 SPECULATORS = Table(
     EAGLE_ENTRIES
     | {"transformer_layer_config", "mask_token_id", "ptd_token_id", "pard_token", "draftree"},
-    OTHERS,
+    HARMLESS_ENTRIES,
     NETWORKS,
     strict=True,
 )
@@ -322,7 +322,7 @@ GLIDE = Table(
 )
 QWEN3 = Table(
     LAYER | {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"},
-    OTHERS - {"max_window_layers"},
+    HARMLESS_ENTRIES - {"max_window_layers"},
     {**NETWORKS, **dict.fromkeys(QK_NORMS, (None, True))},
     Qwen3Config(),
 )
@@ -350,7 +350,7 @@ BLOCKS = Table(
 )
 """Entries of DFlash, DSpark and JetSpec in a flat config, where some of them may be nested."""
 SPECULATED_BLOCKS = Table(
-    BLOCK_ENTRIES | {"transformer_layer_config", "draftree"}, OTHERS, NETWORKS
+    BLOCK_ENTRIES | {"transformer_layer_config", "draftree"}, HARMLESS_ENTRIES, NETWORKS
 )
 """Entries of block drafters in the layout of speculators, without the nested layer config."""
 MEDUSA = Table(
@@ -366,7 +366,7 @@ MEDUSA = Table(
         "medusa_fc_bias",
         "draftree",
     },
-    OTHERS | {"max_paths", "version", "medusa_choices"},
+    HARMLESS_ENTRIES | {"max_paths", "version", "medusa_choices"},
     {},
 )
 HYDRA = Table(
@@ -378,7 +378,7 @@ HYDRA = Table(
         "hidden_state_offset",
         "draftree",
     },
-    OTHERS | {"dropout_rate", "hydra_choices"},
+    HARMLESS_ENTRIES | {"dropout_rate", "hydra_choices"},
     {
         "grounded_heads": (None, True),
         "hidden_state_offset": (None, 0),

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 
 FILE = Path(__file__).with_suffix(".json")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedDrafter:
     """A published drafter.
 
     Attributes:
@@ -30,12 +30,12 @@ class Published:
 
 
 @cache
-def published() -> tuple[Published, ...]:
+def published() -> tuple[PublishedDrafter, ...]:
     """Return all known published drafters."""
-    return tuple(Published(**entry) for entry in json.loads(FILE.read_text("utf-8")))
+    return tuple(PublishedDrafter(**entry) for entry in json.loads(FILE.read_text("utf-8")))
 
 
-def best_for(target: str) -> str:
+def find_published(target: str) -> str:
     """Return the hub id of the first known published drafter for a target.
 
     Raises:
@@ -44,12 +44,12 @@ def best_for(target: str) -> str:
     if not (known := published_for(target)):
         told = "`draftree drafters` lists those that are; 'suffix' and 'pld' need no training"
         raise UserError(
-            f"drafter is 'published', but none is known for target {shown(target)}: {told}"
+            f"drafter is 'published', but none is known for target {format_value(target)}: {told}"
         )
     return known[0].drafter
 
 
-def published_for(target: str) -> tuple[Published, ...]:
+def published_for(target: str) -> tuple[PublishedDrafter, ...]:
     """Return the published drafters for a target: a hub id, or a folder of the same name."""
     name = target.rstrip("/").rpartition("/")[2].lower()
     return tuple(entry for entry in published() if entry.target.rpartition("/")[2].lower() == name)

@@ -27,7 +27,7 @@ BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
 
-def loaded(stored: Checkpoint) -> Checkpoint:
+def load_heads(stored: Checkpoint) -> Checkpoint:
     """Return a checkpoint in any of the layouts with its tensors, under their stored names.
 
     Of a merged model only the heads are loaded.
@@ -44,7 +44,7 @@ def loaded(stored: Checkpoint) -> Checkpoint:
     return stored.loaded(MERGED)
 
 
-def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
+def count_heads(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
     """Return the number of heads, and of blocks per head, in a file of the official layout.
 
     They are counted from the tensors, because configs are often wrong.
@@ -62,7 +62,7 @@ def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
     return len(heads), len(layers)
 
 
-def left_to_the_target(stored: Checkpoint, heads: int, layers: int) -> frozenset[str]:
+def copy_target_head(stored: Checkpoint, heads: int, layers: int) -> frozenset[str]:
     """Return the names of the heads' output layers if a file has no such layers.
 
     In the oldest format the heads use the target's LM head.
@@ -71,7 +71,7 @@ def left_to_the_target(stored: Checkpoint, heads: int, layers: int) -> frozenset
     return frozenset() if last & stored.tensors.keys() else last
 
 
-def renamed(stored: Checkpoint) -> Checkpoint:
+def convert_from_vllm(stored: Checkpoint) -> Checkpoint:
     """Convert a checkpoint from vLLM's layout to the official one."""
     config, tensors = from_vllm(stored.config, stored.tensors)
     return replace(stored, config=config, tensors=tensors)
@@ -84,7 +84,7 @@ def to_vllm(
 
     `vocab` is the size of the target's vocabulary, needed if the heads cover only a part of it.
     """
-    heads, layers = counted(tensors, Path())
+    heads, layers = count_heads(tensors, Path())
     drafted, hidden = tensors[f"0.{layers}.weight"].shape
     blocks = {
         re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name): value
@@ -139,7 +139,7 @@ def from_vllm(
     shared = next(
         (tensors[k] for k in ("lm_head.weight", "lm_heads.0.weight") if k in tensors), None
     )
-    heads, layers = counted(blocks, Path())
+    heads, layers = count_heads(blocks, Path())
     named = {
         re.sub(r"^lm_heads\.(\d+)\.", rf"\1.{layers}.", k): v
         for k, v in blocks.items()

@@ -19,7 +19,7 @@ from draftree.utils.files import Entries
 
 KIND = "speculators_model_type"
 LAYER = "transformer_layer_config"
-HOW = "speculators_config"
+SPECULATORS_CONFIG_KEY = "speculators_config"
 EMBEDDING = "embed_tokens.weight"
 """The name of a drafter's own embedding, in either layout."""
 PREFIXES: Mapping[str, Mapping[str, str]] = {
@@ -27,7 +27,7 @@ PREFIXES: Mapping[str, Mapping[str, str]] = {
     "eagle3": {"midlayer.": "layers.0."},
 }
 """Prefixes of tensor names in the original layout, with those in the layout of speculators."""
-LEFT_OUT: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING,), "eagle3": ()}
+OMITTED_TENSORS: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING,), "eagle3": ()}
 """Tensors of the original layout that the layout of speculators does not have."""
 ARCHITECTURES = {
     "eagle": ("EagleSpeculator", "LlamaForCausalLM"),
@@ -49,9 +49,16 @@ TYPES: Mapping[str, Any] = {
     LAYER_IDS: list[int] | None,
 }
 """The types of optional entries, in either layout."""
-DRAFTED = 5
+DEFAULT_DRAFT_TOKENS = 5
 """The length of the chain that a server drafts by default."""
-AROUND = (ABOUT, KIND, HOW, LAYER, "speculators_version", "transformers_version")
+WRAPPER_KEYS = (
+    ABOUT,
+    KIND,
+    SPECULATORS_CONFIG_KEY,
+    LAYER,
+    "speculators_version",
+    "transformers_version",
+)
 """Entries about the checkpoint rather than the network."""
 MASKS = ("mask_token_id", "ptd_token_id", "pard_token")
 """The possible names of a P-EAGLE's mask token."""
@@ -78,7 +85,7 @@ def _renamed(key: str, prefixes: Mapping[str, str]) -> str:
     return key
 
 
-def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]:
+def load_checkpoint(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]:
     """Return a checkpoint in either layout with its tensors, and its config.
 
     The config is a copy in the original layout.
@@ -132,19 +139,19 @@ def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> Non
         raise UserError(f"'{where}' has {LAYER_IDS} {ids}, allowed are three layers")
 
 
-def explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
+def make_defaults_explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Return the entries of a flat config that the config may leave to their defaults."""
     if method == "eagle":
         return {"bias": bool(values.get("bias", True))}
     return {"draft_vocab_size": values.get("draft_vocab_size") or values["vocab_size"]}
 
 
-def nested(
+def to_speculators(
     values: Mapping[str, Any],
     method: str,
     verifier: Mapping[str, Any],
     layers: int = 1,
-    drafted: int = DRAFTED,
+    drafted: int = DEFAULT_DRAFT_TOKENS,
 ) -> dict[str, Any]:
     """Convert a config from the original layout to the layout of speculators.
 
@@ -162,11 +169,11 @@ def nested(
     }
     if method == "eagle":
         flags: dict[str, Any] = {
-            "fusion_bias": explicit(values, method)["bias"],
+            "fusion_bias": make_defaults_explicit(values, method)["bias"],
             "layernorms": False,
         }
     else:
-        flags = {k: values.get(k) for k in FIELDS} | explicit(values, method)
+        flags = {k: values.get(k) for k in FIELDS} | make_defaults_explicit(values, method)
         flags["norm_before_residual"] = bool(flags["norm_before_residual"])
     proposal = {
         "proposal_type": "greedy",
@@ -187,12 +194,12 @@ def nested(
     }
     if dtype := values.get("torch_dtype", values.get("dtype")):
         about |= {"torch_dtype": dtype}
-    return about | flags | {HOW: how, LAYER: layer}
+    return about | flags | {SPECULATORS_CONFIG_KEY: how, LAYER: layer}
 
 
-def verified_by(config: Mapping[str, Any]) -> tuple[str, Sequence[str]] | None:
+def describe_verifier(config: Mapping[str, Any]) -> tuple[str, Sequence[str]] | None:
     """Return name and architectures of the target that a config names."""
-    how = config.get(HOW)
+    how = config.get(SPECULATORS_CONFIG_KEY)
     said = how.get("verifier") if isinstance(how, dict) else None
     if not isinstance(said, dict) or not said.get("name_or_path"):
         return None

@@ -37,13 +37,13 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 from draftree.aliases import OPTION, PROMPT, accepted, filled, suggestion
 from draftree.batch import Writer
 from draftree.costs.curves import Costs, CostTable
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.hf.generate_call import Call, prompts, write
 from draftree.metrics import Stats
 from draftree.models.supported_architectures import CACHES
 from draftree.text.options import Options
 from draftree.utils.token_ids import row_of_ids
-from draftree.utils.validated_dataclass import whole
+from draftree.utils.validated_dataclass import is_whole
 
 UNSUPPORTED_OPTIONS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "num_beams": ((1,), "1; beam search is not offered, leave custom_generate away for it"),
@@ -130,7 +130,7 @@ class Hook:
         )  # by the rule of options, in greedy calls too
         if not isinstance(streamer, BaseStreamer | None):
             raise UserError(
-                f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None"
+                f"streamer is {format_value(streamer)}, allowed is one of transformers' streamers, or None"
             )
         self._opened = opened
         self._streamer = streamer
@@ -248,8 +248,12 @@ def generate(
         check_ids(inputs)
     options = translated_names(model, options)
     for name in ("max_new_tokens", "min_new_tokens", "max_length", "num_return_sequences"):
-        if not (options.get(name) is None or whole(options[name], 1 - (name == "min_new_tokens"))):
-            raise UserError(f"{name} is {shown(options[name])}, allowed is a whole number above 0")
+        if not (
+            options.get(name) is None or is_whole(options[name], 1 - (name == "min_new_tokens"))
+        ):
+            raise UserError(
+                f"{name} is {format_value(options[name])}, allowed is a whole number above 0"
+            )
     for name, allowed in NOT_HERE.items():
         if options.get(name) not in (None, False):
             raise UserError(f"{name} is given, allowed is {filled(name, options[name]) or allowed}")
@@ -353,7 +357,7 @@ def check_ids(inputs: Any) -> None:
         told = f"torch.tensor([ids]) makes one; {told}"
     elif isinstance(inputs, list | tuple | np.ndarray):
         told = f"torch.tensor(ids) makes one; {told}"
-    raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]: {told}")
+    raise UserError(f"inputs is {format_value(inputs)}, allowed is a tensor of ids [B, n]: {told}")
 
 
 def arguments_of_generate(model: PreTrainedModel) -> Mapping[str, Any]:
@@ -399,11 +403,11 @@ def check_types(costs: Any, tokenizer: Any) -> None:
     """
     if not isinstance(costs, Costs | CostTable | None):
         raise UserError(
-            f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None"
+            f"costs is {format_value(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None"
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase | None):
         raise UserError(
-            f"tokenizer is {shown(tokenizer)}, allowed is one of transformers' tokenizers, or None"
+            f"tokenizer is {format_value(tokenizer)}, allowed is one of transformers' tokenizers, or None"
         )
 
 

@@ -27,7 +27,7 @@ from draftree.batch import Writer
 from draftree.errors import DraftreeWarning, UserError
 from draftree.metrics import Stats, total
 from draftree.request import Emitted, Ending, Request, Scores
-from draftree.sampling.logits_processors import Around
+from draftree.sampling.logits_processors import WrappedProcessor
 from draftree.sampling.params import Sampling
 
 WARPERS: frozenset[type] = frozenset(
@@ -362,7 +362,7 @@ class Finite(LogitsProcessor):
         return torch.nan_to_num(scores, nan=0.0, posinf=ends.max, neginf=ends.min)
 
 
-class OneRow(Around):
+class OneRow(WrappedProcessor):
     """Apply a processor for batches to one sequence.
 
     Args:
@@ -384,7 +384,7 @@ class OneRow(Around):
         return scores if made is every else made[self._row : self._row + 1]
 
 
-class Whole(Around):
+class Whole(WrappedProcessor):
     """Wrap a processor or criterion so that it receives ids that are hidden from the model.
 
     Args:

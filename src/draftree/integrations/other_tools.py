@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from draftree.engine import Engine, load, opened, speculate
-from draftree.errors import UserError, shown
+from draftree.engine import Engine, get_engine, load, speculate
+from draftree.errors import UserError, format_value
 from draftree.text.options import Options
 
 TASKS = ("text-generation", "text2text-generation", "conversational")
@@ -40,7 +40,7 @@ def pipeline(task: str | None = None, model: Any = None, *more: Any, **named: An
     if task is not None and task not in TASKS:
         if model is not None:
             raise UserError(
-                f"the task is {shown(task)}, allowed is {TASKS[0]}: draftree writes text"
+                f"the task is {format_value(task)}, allowed is {TASKS[0]}: draftree writes text"
             )
         task, model = None, task
     if model is None:
@@ -97,11 +97,13 @@ def _engine_of(given: Sequence[Any], named: dict[str, Any]) -> tuple[Engine, lis
     others = [one for one in others if not isinstance(one, PreTrainedTokenizerBase)]
     if not others and not named:
         told = "draftree.load(MODEL).chat('text') answers, draftree.load(MODEL).complete('text') continues a text"
-        raise UserError(f"a model and a prompt are needed, and {shown(first)} is given: {told}")
+        raise UserError(
+            f"a model and a prompt are needed, and {format_value(first)} is given: {told}"
+        )
     if isinstance(first, Engine):
         return first, others
     if isinstance(first, PreTrainedModel):
-        return opened(first, None, None, None, None), others
+        return get_engine(first, None, None, None, None), others
     return _kept(first) if isinstance(first, str | Path) else load(target=first), others
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from draftree.native import Array, native
 
-NEGLIGIBLE = np.float32(87)
+MAX_EXPONENT = np.float32(87)
 """Largest −log q that is used; below e⁻⁸⁷, probabilities are not normal numbers of float32."""
 COLUMNS = 16
 """Number of float32 values in the widest vector.
@@ -59,13 +59,15 @@ def entropies(log_q: Array, top: int) -> Array:
                 kept = sizes[sizes < edge]
         else:
             kept = sizes
-        kept = np.where(kept < NEGLIGIBLE, kept, NEGLIGIBLE)
-        padded = np.full(-(-len(kept) // COLUMNS) * COLUMNS, NEGLIGIBLE)
+        kept = np.where(kept < MAX_EXPONENT, kept, MAX_EXPONENT)
+        padded = np.full(-(-len(kept) // COLUMNS) * COLUMNS, MAX_EXPONENT)
         padded[: len(kept)] = kept
         products = (padded * exponential(padded)).reshape(-1, COLUMNS).astype(np.float64)
         sums = np.cumsum(np.vstack([np.zeros(COLUMNS), products]), axis=0)[-1]
         total = np.cumsum(np.append(0.0, sums))[-1]
         if len(kept) < top < width:  # the others are all equal
-            total += (top - len(kept)) * float(edge) * math.exp(-edge) if edge < NEGLIGIBLE else 0.0
+            total += (
+                (top - len(kept)) * float(edge) * math.exp(-edge) if edge < MAX_EXPONENT else 0.0
+            )
         found[f] = total
     return found

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.kernels.entropy import COLUMNS, NEGLIGIBLE, exponential
+from draftree.kernels.entropy import COLUMNS, MAX_EXPONENT, exponential
 from draftree.kernels.log_exp import log
 from draftree.kernels.topk import likeliest
 from draftree.native import Array, core, native
@@ -41,7 +41,7 @@ def top_log_probs(logits: Array, k: int, threads: int) -> tuple[Array, Array, Ar
     top = padded.max(axis=1, initial=-np.inf, keepdims=True)
     known = np.isfinite(top)
     distances = np.where(known, top, 0) - np.where(known, padded, 0)
-    weights = exponential(np.where(distances < NEGLIGIBLE, distances, NEGLIGIBLE))
+    weights = exponential(np.where(distances < MAX_EXPONENT, distances, MAX_EXPONENT))
     count = padded.shape[1] // BLOCK
     columns = weights.reshape(rows, count, BLOCK // COLUMNS, COLUMNS)
     blocks = np.zeros((rows, count, COLUMNS), np.float32)

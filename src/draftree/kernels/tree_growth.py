@@ -14,7 +14,7 @@ from draftree.native import Array, native
 Curve = tuple[Array, Array]
 Scan = tuple[Array, int, float, float]
 Promise = tuple[Array, Array, float, float]
-MANY = 4
+PARTIAL_SORT_FACTOR = 4
 """All scores are sorted only if they are at most this many times the requested number."""
 
 
@@ -171,7 +171,7 @@ def leading(rows: Array, score: Array, k: int) -> Array:
         score: [N] the scores.
         k: the number of scores of each sequence.
     """
-    if len(score) <= MANY * k:
+    if len(score) <= PARTIAL_SORT_FACTOR * k:
         order, place = ranked(rows, score)
         return order[place < k]
     low, high = rows.min(), rows.max()

@@ -22,22 +22,22 @@ from torch.nn.functional import pad
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
-from draftree.models.invariant_widths import Made, Rows, Widths, numbers, widths
+from draftree.models.invariant_widths import Made, Rows, Widths, find_elementwise_widths, widths
 from draftree.models.load_options import EXACT
-from draftree.models.moe import are_experts, expert, routed
+from draftree.models.moe import are_experts, expert, make_expert_forward
 from draftree.models.native_linear import NativeLinear
 from draftree.models.packed_linear import KernelLinear
 from draftree.models.runner import ModelRunner, Outputs
 from draftree.models.shared_weights import share_weights
 
-CUTS = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
+CHUNK_SIZES = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
 """Lengths of the parts in which a test text is read; the result is compared with a single pass."""
-TURNED = 32
+ROPE_BLOCK = 32
 """Number of positions whose rotary embedding is computed at a time."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerCall:
     """Hold example arguments of a layer, and the widths of its input and output.
 
     Attributes:
@@ -73,7 +73,7 @@ class Kind:
 
 
 @final
-class Stable:
+class BatchInvariantRunner:
     """Run passes in which a token's bits do not depend on the other tokens in the batch.
 
     Linear layers, activations, experts and rotary embeddings are made batch invariant in a copy of
@@ -106,7 +106,7 @@ class Stable:
                 )
                 unknown.count += 1
             elif "rope_type" in vars(module):
-                _change(module, _turned(vars(module).get("forward")))
+                _change(module, _rope_in_blocks(vars(module).get("forward")))
         own.model.set_attn_implementation(EXACT)
 
     def use(self, decoder: Decoder) -> None:
@@ -126,7 +126,11 @@ class Stable:
         )
 
     def _add(
-        self, module: nn.Module, seen: Seen, decoder: Decoder, known: Mapping[str, Widths | None]
+        self,
+        module: nn.Module,
+        seen: LayerCall,
+        decoder: Decoder,
+        known: Mapping[str, Widths | None],
     ) -> None:
         name, own = f"{type(module).__name__} {seen.entries}", module.forward
         name = " ".join((name, *(str(tuple(p.shape)) for p in module.parameters())))
@@ -138,7 +142,7 @@ class Stable:
         elif isinstance(module, KernelLinear) and isinstance(module.kernel, NativeLinear):
             found = Widths()  # batch invariant at every width
         else:
-            at_best = numbers(seen.to) if seen.to else Widths()
+            at_best = find_elementwise_widths(seen.to) if seen.to else Widths()
             found = widths(
                 expert(module, 0) if many else own,
                 seen.entries,
@@ -148,7 +152,10 @@ class Stable:
             )
         if found is not None and (many or found != Widths()):
             ours = _change(
-                module, routed(found.apply) if many else _evened(vars(module).get("forward"), found)
+                module,
+                make_expert_forward(found.apply)
+                if many
+                else _make_invariant_forward(vars(module).get("forward"), found),
             )
         self.kinds.setdefault(name, Kind(found, own, ours, seen.args)).count += 1
 
@@ -165,12 +172,12 @@ def _change(module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @torch.inference_mode()
-def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
+def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, LayerCall]:
     """Return the modules of a model that compute each token separately, with example arguments.
 
     They are experts, and layers without submodules that map each vector to a vector.
     """
-    found: dict[nn.Module, Seen] = {}
+    found: dict[nn.Module, LayerCall] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         rows, made = args[0] if args else None, (out,) if isinstance(out, Tensor) else out
@@ -184,12 +191,12 @@ def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
             each.reshape(-1, each.shape[-1])[:1] for each in args if isinstance(each, Tensor)
         )
         if are_experts(module):
-            found[module] = Seen(one, rows.shape[-1], 0)
+            found[module] = LayerCall(one, rows.shape[-1], 0)
         elif len(args) == 1 and (
             made[0] is out or all(isinstance(kind, Tensor) and kind.dim() == 2 for kind in made)
         ):
             by_entries = len(made) > 1 or not list(module.parameters())
-            found[module] = Seen(
+            found[module] = LayerCall(
                 one, rows.shape[-1], by_entries * max(kind.shape[-1] for kind in made)
             )
 
@@ -202,7 +209,7 @@ def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
     return found
 
 
-def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
+def _make_invariant_forward(own: Rows | None, kept: Widths) -> Callable[..., Made]:
     """Return a batch-invariant forward of a layer, as a function of the layer and its input.
 
     Args:
@@ -218,8 +225,10 @@ def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
     return forward
 
 
-def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a rotary embedding's forward that computes `TURNED` positions at a time.
+def _rope_in_blocks(
+    own: Callable[..., tuple[Tensor, ...]] | None,
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a rotary embedding's forward that computes `ROPE_BLOCK` positions at a time.
 
     No position is then in the remainder of a vectorised loop, whose instructions may round
     otherwise.
@@ -229,7 +238,7 @@ def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tupl
         module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, ...]:
         stock, count = own or partial(type(module).forward, module), position_ids.shape[1]
-        blocks = pad(position_ids, (0, -count % TURNED)).split(TURNED, dim=1)
+        blocks = pad(position_ids, (0, -count % ROPE_BLOCK)).split(ROPE_BLOCK, dim=1)
         parts = [stock(x, block, *args, **kwargs) for block in blocks]
         return tuple(torch.cat(each, dim=1)[:, :count] for each in zip(*parts, strict=True))
 
@@ -242,7 +251,7 @@ def first_variant_layer(decoder: Decoder, runner: ModelRunner | None = None) -> 
 
     The result is the LM head if only logits differ, and None if nothing differs.
     """
-    count = min(sum(CUTS), decoder.context)
+    count = min(sum(CHUNK_SIZES), decoder.context)
     ids = np.random.default_rng(1).integers(0, decoder.vocab, count)
     layers = tuple(range(int(decoder.config.num_hidden_layers) + 1))
 
@@ -260,7 +269,7 @@ def first_variant_layer(decoder: Decoder, runner: ModelRunner | None = None) -> 
 
     (whole, states), (parts, others) = (
         read([ids]),
-        read([p for p in np.split(ids, np.cumsum(CUTS)[:-1]) if len(p)]),
+        read([p for p in np.split(ids, np.cumsum(CHUNK_SIZES)[:-1]) if len(p)]),
     )
     for layer in layers[1:]:
         if not torch.equal(states[layer], others[layer]):

@@ -16,22 +16,22 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_capture import LOG, Capture, Eager, Epilogue, Made
-from draftree.models.graph_runner import TRIED, GraphRunner, records_rightly
+from draftree.models.graph_capture import LOG, Capture, EagerCapture, Epilogue, OutputTensors
+from draftree.models.graph_runner import TRIAL_TOKENS, GraphRunner, check_recording
 from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
 from draftree.models.invariant_attention import register
 from draftree.models.kv_cache import LayerShape, SlotCache
-from draftree.models.kv_capture import first_stored
+from draftree.models.kv_capture import capture_first_kv
 from draftree.models.load_options import ATTENTION
 from draftree.models.loading_progress import no_loading_bar
 from draftree.models.native_runner import NativeRunner
-from draftree.models.packed_linear import rows_of
-from draftree.models.recurrent.cache_probe import Kept
+from draftree.models.packed_linear import make_row_product
+from draftree.models.recurrent.cache_probe import StoredShapes
 from draftree.models.recurrent.state_cache import States
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.shape_buckets import ShapeBuckets
-from draftree.models.spread import brought, input_device
+from draftree.models.spread import input_device, move_to_device
 from draftree.models.supported_architectures import (
     FULL,
     check_bounds,
@@ -64,7 +64,7 @@ class Decoder:
     def __init__(
         self,
         model: PreTrainedModel,
-        capture: Capture = Eager(),
+        capture: Capture = EagerCapture(),
     ) -> None:
         refuse_unsupported(model.config, type(model))
         refuse_attention(model)
@@ -90,14 +90,14 @@ class Decoder:
 
     def check_capture(self) -> None:
         """Stop using CUDA graphs, with a warning, if a recorded pass gives other logits."""
-        if not self.capture.ladder.few or self.context < TRIED:
+        if not self.capture.ladder.few or self.context < TRIAL_TOKENS:
             return
-        cache = self.new_cache(1, TRIED)
-        if cache.ladder.few and not records_rightly(self.hf, self.capture, cache):
+        cache = self.new_cache(1, TRIAL_TOKENS)
+        if cache.ladder.few and not check_recording(self.hf, self.capture, cache):
             LOG.warning(
                 "passes of the target run without CUDA graphs, as a recorded one gives other logits"
             )
-            self.use_capture(Eager())
+            self.use_capture(EagerCapture())
 
     def use_native_kernels(self) -> bool:
         """Use the native runner if it supports this model; return whether passes use it."""
@@ -177,7 +177,7 @@ class Decoder:
         return self.hf.rope_boundary
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> StoredShapes:
         """Return the shapes of keys, values and recurrent states that the layers store."""
         return self.hf.kept
 
@@ -220,7 +220,7 @@ class Decoder:
         cache: SlotCache,
         layers: tuple[int, ...],
         then: Epilogue,
-    ) -> Made:
+    ) -> OutputTensors:
         """Run a pass and its epilogue over tokens whose ids may be known only on the device.
 
         Args:
@@ -278,15 +278,16 @@ class Decoder:
         with torch.inference_mode(False), torch.no_grad():  # training may use these tensors
             at = ids.to(self.head_weight.device)
             rows, biases = (
-                None if w is None else brought(w[at], self.device) for w in (self.head_weight, bias)
+                None if w is None else move_to_device(w[at], self.device)
+                for w in (self.head_weight, bias)
             )
             assert rows is not None
-        multiplied = rows_of(self._head, rows, biases)
+        multiplied = make_row_product(self._head, rows, biases)
         return lambda states: behind(multiplied(states))
 
     def _raw_logits(self, states: Tensor) -> Tensor:
         """Return the output of the LM head before any cap or scale, on the device of the states."""
-        return brought(self._head(states), states.device)
+        return move_to_device(self._head(states), states.device)
 
     @property
     def _head(self) -> Any:  # transformers gives it no type
@@ -335,7 +336,7 @@ class Decoder:
             logits: Tensor = self.hf.model(input_ids=one, use_cache=False).logits
         finally:
             hook.remove()
-        return brought(logits[0], self.device)
+        return move_to_device(logits[0], self.device)
 
     def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first layer's keys and values for inputs [R, n, D] at positions [R, n].
@@ -349,7 +350,7 @@ class Decoder:
             return runner.stored(embeds, positions)
         mask = self.hf.by_type(embeds.new_zeros(1, 1, 1, 1))
         given = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
-        return first_stored(
+        return capture_first_kv(
             lambda cache: self.hf.model.base_model(**given, **self.hf.cached(cache))
         )
 

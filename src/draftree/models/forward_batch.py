@@ -231,7 +231,7 @@ class ForwardBatch:
         return replace(self, least=width)
 
 
-Laid = tuple[Tensor, Tensor, Tensor, Tensor]
+FeedTensors = tuple[Tensor, Tensor, Tensor, Tensor]
 """Inputs of a pass that are computed on the device.
 
 They are ids [R, n]; positions [R, m] of scratch slots, the last n of which belong to the tokens;
@@ -261,7 +261,7 @@ class DeviceFeed:
     starts: Ints
     given: Mapping[str, Tensor]
     kind: Hashable
-    make: Callable[[Mapping[str, Tensor]], Laid]
+    make: Callable[[Mapping[str, Tensor]], FeedTensors]
 
     def widened(self, width: int) -> Self:
         """Return the feed padded to `width` tokens for each sequence; the padding is never read."""

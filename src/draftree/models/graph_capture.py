@@ -23,19 +23,19 @@ from draftree.models.shape_buckets import ShapeBuckets
 
 LOG = logging.getLogger("draftree")
 
-Given = Mapping[str, Tensor]
+InputTensors = Mapping[str, Tensor]
 """The inputs of a pass by name; weights and cache are not among them."""
-Made = tuple[Tensor, ...]
+OutputTensors = tuple[Tensor, ...]
 """The outputs of a pass: logits, followed by the requested hidden states."""
-Pass = Callable[[Given], Made]
-Record = Callable[[Callable[[], Made]], tuple[Callable[[], None], Made]]
+Pass = Callable[[InputTensors], OutputTensors]
+Record = Callable[[Callable[[], OutputTensors]], tuple[Callable[[], None], OutputTensors]]
 """A function that runs another function once and records it.
 
 It returns a function that replays the recording, and the tensors that receive the results.
 """
-UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+UNPLANNED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Attention kernels of torch that need no planning for a new size."""
-MOST = 64
+MAX_RECORDED_GRAPHS = 64
 """Largest number of recorded passes that are kept at a time."""
 
 
@@ -51,8 +51,8 @@ class Epilogue:
     """
 
     kind: Hashable = None
-    given: Given = field(default_factory=dict)
-    made: Callable[[Made, Given], Made] = lambda made, given: made
+    given: InputTensors = field(default_factory=dict)
+    made: Callable[[OutputTensors, InputTensors], OutputTensors] = lambda made, given: made
 
 
 class Capture(ABC):
@@ -74,7 +74,7 @@ class Capture(ABC):
         return 0
 
     @abstractmethod
-    def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
+    def run(self, kind: Hashable, given: InputTensors, body: Pass) -> OutputTensors:
         """Run a pass and return its results.
 
         Args:
@@ -89,14 +89,14 @@ class Capture(ABC):
 
 
 @final
-class Eager(Capture):
+class EagerCapture(Capture):
     """Run each pass eagerly, without padding."""
 
     ladder = ShapeBuckets()
 
     @override
-    def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
-        return unrecorded(given, body)
+    def run(self, kind: Hashable, given: InputTensors, body: Pass) -> OutputTensors:
+        return run_unrecorded(given, body)
 
     @override
     def of(self, network: nn.Module) -> Capture:
@@ -105,7 +105,7 @@ class Eager(Capture):
 
 @final
 @dataclass
-class Tally:
+class RecordingCounter:
     """Count recordings for several objects."""
 
     count: int = 0
@@ -126,17 +126,24 @@ class Graphs(Capture):
     ladder = ShapeBuckets(few=True)
 
     def __init__(
-        self, record: Record | None = None, name: str = "the target", tally: Tally | None = None
+        self,
+        record: Record | None = None,
+        name: str = "the target",
+        tally: RecordingCounter | None = None,
     ) -> None:
         self._record = _CUDAGraphs() if record is None else record
-        self._tally = Tally() if tally is None else tally
+        self._tally = RecordingCounter() if tally is None else tally
         self._name, self._failed = name, False
-        self._known: dict[Hashable, tuple[dict[str, Tensor], Callable[[], None], Made]] = {}
+        self._known: dict[
+            Hashable, tuple[dict[str, Tensor], Callable[[], None], OutputTensors]
+        ] = {}
 
     @override
-    def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
+    def run(self, kind: Hashable, given: InputTensors, body: Pass) -> OutputTensors:
         if not self._failed and kind not in self._known:
-            if len(self._known) >= MOST:  # old ones belong to grown or deleted caches
+            if (
+                len(self._known) >= MAX_RECORDED_GRAPHS
+            ):  # old ones belong to grown or deleted caches
                 self._known.clear()
             lying = {name: t.clone() for name, t in given.items()}
             self._tally.count += 1
@@ -147,7 +154,7 @@ class Graphs(Capture):
                 self._give_up(error)
                 return made
         if self._failed:
-            return unrecorded(given, body)
+            return run_unrecorded(given, body)
         lying, replay, made = self._known[kind]
         _copy([(lying[name], t) for name, t in given.items()])
         replay()
@@ -175,7 +182,7 @@ class Graphs(Capture):
         return Graphs(self._record, type(network).__name__, self._tally)
 
 
-def unrecorded(given: Given, body: Pass) -> Made:
+def run_unrecorded(given: InputTensors, body: Pass) -> OutputTensors:
     """Run a pass eagerly, without cuDNN's attention on a GPU.
 
     cuDNN plans each new size for about 50 ms (H100, torch 2.11), which is several passes. The size
@@ -183,7 +190,7 @@ def unrecorded(given: Given, body: Pass) -> Made:
     """
     if all(t.device.type != "cuda" for t in given.values()):
         return body(given)
-    with sdpa_kernel(UNPLANNED):
+    with sdpa_kernel(UNPLANNED_BACKENDS):
         return body(given)
 
 
@@ -197,7 +204,7 @@ def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_(to, source, non_blocking=True)
 
 
-def usual_capture(model: nn.Module, asked: bool | None) -> Capture:
+def select_capture(model: nn.Module, asked: bool | None) -> Capture:
     """Return the default way to run a model's passes: recorded on a single GPU, else eagerly.
 
     Args:
@@ -206,7 +213,7 @@ def usual_capture(model: nn.Module, asked: bool | None) -> Capture:
     """
     devices = {p.device for p in model.parameters()}
     one_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
-    return Graphs() if one_gpu and asked is not False else Eager()
+    return Graphs() if one_gpu and asked is not False else EagerCapture()
 
 
 @final
@@ -260,7 +267,9 @@ class _CUDAGraphs:
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+    def __call__(
+        self, work: Callable[[], OutputTensors]
+    ) -> tuple[Callable[[], None], OutputTensors]:
         """Record a function after two runs on another stream, as torch's manual recommends."""
         cuda: Any = torch.cuda
         side = cuda.Stream()

@@ -7,12 +7,12 @@ import torch
 from typing_extensions import override
 
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.graph_capture import Capture, Eager
+from draftree.models.graph_capture import Capture, EagerCapture
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kv_cache import SlotCache
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 
-TRIED = 3
+TRIAL_TOKENS = 3
 """Number of tokens of the passes that are compared."""
 
 
@@ -40,7 +40,7 @@ class GraphRunner(ModelRunner):
 
 
 @torch.inference_mode()
-def records_rightly(runner: HFRunner, capture: Capture, cache: SlotCache) -> bool:
+def check_recording(runner: HFRunner, capture: Capture, cache: SlotCache) -> bool:
     """Return whether recorded passes give the same results as eager ones.
 
     A pass is recorded, and replayed with other tokens.
@@ -50,15 +50,15 @@ def records_rightly(runner: HFRunner, capture: Capture, cache: SlotCache) -> boo
         capture: records and replays the passes.
         cache: an empty cache of one sequence.
     """
-    place = np.arange(TRIED)
+    place = np.arange(TRIAL_TOKENS)
     for first in range(2):
-        seen = np.tri(TRIED, dtype=np.bool_)
+        seen = np.tri(TRIAL_TOKENS, dtype=np.bool_)
         ids = (first + place) % int(runner.config.vocab_size)
         batch = ForwardBatch.packed(
             [ids], [place], cache.lengths.copy(), [seen], [place], cache.device
         )
         (own, *_), (ours, *_) = (
-            runner.run(cache, batch, capture=each) for each in (Eager(), capture)
+            runner.run(cache, batch, capture=each) for each in (EagerCapture(), capture)
         )
         near = torch.finfo(own.dtype).eps ** 0.5 * float(own.abs().amax())
         if not torch.allclose(own, ours, rtol=0, atol=near, equal_nan=True):

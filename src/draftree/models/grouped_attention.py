@@ -20,7 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from draftree.models.load_options import GROUPED
 
-WIDEST = 256
+MAX_GROUPED_TOKENS = 256
 """The most queries per sequence that are grouped; a prompt's mask would exceed keys and values."""
 
 
@@ -62,7 +62,7 @@ def grouped_attention(
         or position_bias is not None
         or others.get("softcap") is not None
         or each == 1
-        or n > WIDEST
+        or n > MAX_GROUPED_TOKENS
     ):
         return sdpa_attention_forward(
             module, query, key, value, mask, dropout, scaling, position_bias=position_bias, **others

@@ -21,13 +21,20 @@ from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_capture import Capture, Eager, Epilogue, Given, Made, Weights
+from draftree.models.graph_capture import (
+    Capture,
+    EagerCapture,
+    Epilogue,
+    InputTensors,
+    OutputTensors,
+    Weights,
+)
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.llama_layers import LlamaLayers
-from draftree.models.recurrent.cache_probe import Kept, Recorder
-from draftree.models.recurrent.ssm_functions import Answers, answering, dispatching
+from draftree.models.recurrent.cache_probe import Recorder, StoredShapes
+from draftree.models.recurrent.ssm_functions import PassFunctions, dispatch_functions, use_functions
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
-from draftree.models.spread import brought, input_device
+from draftree.models.spread import input_device, move_to_device
 from draftree.models.supported_architectures import (
     FULL,
     LENGTH_DEPENDENT_ROPE,
@@ -58,7 +65,7 @@ class HFRunner(ModelRunner):
     """
 
     def __init__(self, model: PreTrainedModel, few_operations: bool | None = None) -> None:
-        self.model, self._wanted = dispatching(model), few_operations
+        self.model, self._wanted = dispatch_functions(model), few_operations
         self._found: tuple[Hashable, LlamaLayers | None] | None = None
         self.config: PreTrainedConfig = self.model.config.get_text_config(decoder=True)
         self.layer_types: tuple[str, ...] = tuple(entry(self.config, "layer_types") or ())
@@ -89,7 +96,7 @@ class HFRunner(ModelRunner):
         raise UserError(f"{name} is not supported: its {count} layers are not one stack")
 
     @cached_property
-    def kept(self) -> Kept:
+    def kept(self) -> StoredShapes:
         """Return the shapes of keys, values and states that the layers store.
 
         Raises:
@@ -97,7 +104,7 @@ class HFRunner(ModelRunner):
         """
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=one.device))
-        recording = answering(Recorder(self.config, type(self.model).__name__, self.device))
+        recording = use_functions(Recorder(self.config, type(self.model).__name__, self.device))
         with torch.inference_mode(), recording as recorder:
             self.model(input_ids=one, **self._placed(one, mask), **self.cached(recorder))
         return recorder.kept()
@@ -213,8 +220,8 @@ class HFRunner(ModelRunner):
         keep: int | Tensor = 0,
         layers: Sequence[int] = (),
         then: Epilogue = Epilogue(),
-        capture: Capture = Eager(),
-    ) -> Made:
+        capture: Capture = EagerCapture(),
+    ) -> OutputTensors:
         """Run a padded pass, and return its logits and hidden states or the outputs of `then`.
 
         Args:
@@ -234,7 +241,7 @@ class HFRunner(ModelRunner):
         layered = self.few_operations()
         entries = [self.hidden_index(layer) for layer in layers]
 
-        def network(laid: Given, past: Writer) -> Made:
+        def network(laid: InputTensors, past: Writer) -> OutputTensors:
             if layered is not None:
                 masks = {FULL: laid["full"], SLIDING: laid.get("sliding", laid["full"])}
                 logits, caught = layered(
@@ -247,14 +254,14 @@ class HFRunner(ModelRunner):
                 own: Tensor = self.model(
                     input_ids=laid["tokens"], logits_to_keep=keep, **placed
                 ).logits
-            return brought(own, self.device), *(
-                brought(caught[layer], self.device) for layer in layers
+            return move_to_device(own, self.device), *(
+                move_to_device(caught[layer], self.device) for layer in layers
             )
 
         kind = None
         if captured:
             kind = self._weights.version, self.config._attn_implementation, tuple(layers), keep
-        ours = nullcontext() if at is None else answering(Answers(at))
+        ours = nullcontext() if at is None else use_functions(PassFunctions(at))
         with self.rotated_apart(batch), ours:
             return run_pass(network, kind, cache, batch, capture, then, self.window, at)
 

@@ -19,12 +19,12 @@ GROUP = 32
 """Number of weights that share a scale."""
 ROWS = 16
 """Number of outputs of which E must be a multiple."""
-LARGEST = 15
+MAX_INT4_VALUE = 15
 """The largest four-bit number; the number 8 stands for a group's middle value."""
 
 
 @final
-class FourBits(nn.Module):
+class Int4Linear(nn.Module):
     """Replace a linear layer by one whose weights are rounded to four bits.
 
     Args:
@@ -36,7 +36,7 @@ class FourBits(nn.Module):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.bias = linear.bias
-        numbers, scales = rounded(linear.weight.detach())
+        numbers, scales = quantise_weight(linear.weight.detach())
         self.pairs = nn.Parameter(
             (numbers[:, ::2] | numbers[:, 1::2] << 4).to(torch.uint8), requires_grad=False
         )
@@ -67,14 +67,14 @@ class FourBits(nn.Module):
         return made if self.bias is None else made + self.bias
 
 
-def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return weights as four-bit numbers [E, D], and the scales [G, E, 2] of their groups.
 
     Each scale holds the step of a group and the value for which the number 8 stands.
     """
     groups = weight.float().unflatten(1, (-1, GROUP))
     low, high = groups.aminmax(dim=2, keepdim=True)
-    step = ((high - low) / LARGEST).to(weight.dtype)  # rounding uses the stored step
+    step = ((high - low) / MAX_INT4_VALUE).to(weight.dtype)  # rounding uses the stored step
     middle = (low + 8 * step.float()).to(weight.dtype)
     numbers = (
         torch.round(
@@ -83,7 +83,7 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
         + 8
     )
     scales = torch.cat((step, middle), dim=2).transpose(0, 1).contiguous()
-    return numbers.clamp(0, LARGEST).flatten(1).int(), scales
+    return numbers.clamp(0, MAX_INT4_VALUE).flatten(1).int(), scales
 
 
 def round_to_four_bits(model: Any) -> None:
@@ -113,4 +113,4 @@ def round_to_four_bits(model: Any) -> None:
             f"quantize is 'int4' for a {type(model).__name__}, allowed is it for models with {told}"
         )
     for parent, name, child in fitting:
-        setattr(parent, name, FourBits(child))
+        setattr(parent, name, Int4Linear(child))

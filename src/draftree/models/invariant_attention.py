@@ -23,7 +23,7 @@ from draftree.native import transformer_kernels
 from draftree.native.transformer_kernels import address
 from draftree.utils.hardware import has_float64
 
-FEW = 2_000_000
+MAX_SINGLE_THREAD_OPERATIONS = 2_000_000
 """Number of operations up to which one thread is as fast as several.
 
 A slot of a group counts 64, and each slot that a query sees counts about 10.
@@ -76,7 +76,7 @@ def exact_attention(
         told = f"attention '{EXACT}' sums in float64, which '{query.device.type}' lacks"
         raise UserError(f"{told}: allowed there is sdpa or eager")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    mask = additive(query, key.shape[2], attention_mask, position_bias, causal)
+    mask = to_additive_mask(query, key.shape[2], attention_mask, position_bias, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     native = (
         transformer_kernels.core is not None
@@ -88,7 +88,7 @@ def exact_attention(
     return how(query, key, value, mask, scale, softcap or 0.0, s_aux).to(query.dtype), None
 
 
-def additive(
+def to_additive_mask(
     query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None = None, causal: bool = True
 ) -> Tensor:
     """Return a mask in additive form [B or 1, H or 1, n, S]."""
@@ -141,7 +141,7 @@ def _native(
     it.scale = scale
     it.cap = cap
     it.hidden_below, it.outputs = torch.finfo(mask.dtype).min / 2, address(out)
-    many = rows * slots * (64 * groups + 10 * heads * n) > FEW
+    many = rows * slots * (64 * groups + 10 * heads * n) > MAX_SINGLE_THREAD_OPERATIONS
     transformer_kernels.core.attend(it, transformer_kernels.thread_count() if many else 1)
     return out
 

@@ -34,21 +34,21 @@ STEPS = (1, 2, 4, 8, 16, 32)
 """Candidates for the least width and for the multiple to which passes are padded."""
 BLOCKS = (8, 16, 32)
 """Candidates for the width of blocks; passes are split into blocks if padding does not suffice."""
-NARROW = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64)
-WIDE = (96, 128, 256)
+NARROW_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64)
+WIDE_WIDTHS = (96, 128, 256)
 """Widths that are compared with the narrow ones.
 
 If a wide pass differs, passes are split into blocks of the largest narrow width.
 """
-ENOUGH = 1024
+MIN_COMPARED_ENTRIES = 1024
 """Number of output entries that are compared at each width.
 
 In bfloat16, sums in another order differ about once in some thousands of entries.
 """
-LANES, SHARE = 64, 32_768
+LANES, MAX_SINGLE_THREAD_ENTRIES = 64, 32_768
 """Number of entries that the widest vectorised loop computes together.
 
-`SHARE` is the largest number of entries that torch computes with one thread.
+`MAX_SINGLE_THREAD_ENTRIES` is the largest number of entries that torch computes with one thread.
 """
 
 
@@ -76,9 +76,9 @@ class Widths:
         entries = Entries(stored, "widths")
         least, multiple = (entries.get(name, int, 1, least=1) for name in ("least", "multiple"))
         most = entries.get("most", int | None, None, least=1)
-        if max(least, multiple, most or 1) > SHARE:
+        if max(least, multiple, most or 1) > MAX_SINGLE_THREAD_ENTRIES:
             raise UserError(
-                f"widths are {least}, {multiple} and {most}, allowed are those up to {SHARE}"
+                f"widths are {least}, {multiple} and {most}, allowed are those up to {MAX_SINGLE_THREAD_ENTRIES}"
             )
         return cls(least, multiple, most)
 
@@ -115,7 +115,7 @@ def _joined(parts: Sequence[Any]) -> Made:
     )
 
 
-def _same(one: Made, other: Made) -> bool:
+def _same_bits(one: Made, other: Made) -> bool:
     return all(
         map(torch.equal, *((made,) if isinstance(made, Tensor) else made for made in (one, other)))
     )
@@ -138,17 +138,17 @@ def widths(
         device: the device of the vectors.
         at_best: known constraints: the multiple of all widths, and the largest width.
     """
-    draw, last = np.random.default_rng(0), max(NARROW)
+    draw, last = np.random.default_rng(0), max(NARROW_WIDTHS)
     made = operation(torch.zeros(1, entries, dtype=dtype, device=device))
     few = (made if isinstance(made, Tensor) else made[0]).shape[-1]
     drawn = [
-        torch.from_numpy(draw.normal(size=(max(WIDE), entries))).to(device, dtype)
-        for _ in range(-(-ENOUGH // few))
+        torch.from_numpy(draw.normal(size=(max(WIDE_WIDTHS), entries))).to(device, dtype)
+        for _ in range(-(-MIN_COMPARED_ENTRIES // few))
     ]
     seen = [
         [
             (at, n, operation(rows[at : at + n]))
-            for n in NARROW
+            for n in NARROW_WIDTHS
             for at in {0, min(5, last - n), last - n}
         ]
         for rows in drawn
@@ -170,24 +170,24 @@ def widths(
     ):
         pairs = list(zip(alone(found.padded(1)), seen, drawn, strict=True))
         if all(
-            _same(y, _part(one, at, n))
+            _same_bits(y, _part(one, at, n))
             for one, passes, _ in pairs
             for at, n, y in passes
             if found.kept(n)
         ):
             wide = all(
-                _same(_part(operation(rows[:n]), 0, last), one)
+                _same_bits(_part(operation(rows[:n]), 0, last), one)
                 for one, _, rows in pairs
-                for n in WIDE
+                for n in WIDE_WIDTHS
             )
             return found if wide or found.most else replace(found, most=last)
     return None
 
 
-def numbers(entries: int) -> Widths:
+def find_elementwise_widths(entries: int) -> Widths:
     """Return the widths at which an elementwise function of [n, E] fills the SIMD lanes.
 
     They are narrow enough for one thread to do all the work.
     """
     multiple = LANES // math.gcd(LANES, entries)
-    return Widths(1, multiple, max(SHARE // entries // multiple, 1) * multiple)
+    return Widths(1, multiple, max(MAX_SINGLE_THREAD_ENTRIES // entries // multiple, 1) * multiple)

@@ -23,7 +23,7 @@ from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, wr
 from draftree.models.recurrent.recurrences import Stash
 from draftree.models.recurrent.state_cache import Final, Pass, States
 from draftree.models.shape_buckets import ShapeBuckets
-from draftree.models.spread import brought
+from draftree.models.spread import move_to_device
 from draftree.tree import Ints
 from draftree.utils.hardware import to_device
 
@@ -498,7 +498,7 @@ class Writer(Cache):
             keys[:, :, self._start : self._stop] = key_states
             values[:, :, self._start : self._stop] = value_states
         else:
-            rows, slots = (brought(i, keys.device) for i in (self._rows, self.slots))
+            rows, slots = (move_to_device(i, keys.device) for i in (self._rows, self.slots))
             keys[rows, :, slots] = key_states.transpose(1, 2)
             values[rows, :, slots] = value_states.transpose(1, 2)
         return keys[:, :, : self.end], values[:, :, : self.end]

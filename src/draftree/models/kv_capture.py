@@ -12,7 +12,7 @@ from transformers import Cache
 from typing_extensions import override
 
 
-class Passing(Cache):
+class PassThroughCache(Cache):
     """Provide an empty cache for one pass over whole texts.
 
     Layers with a recurrent state find no state in it and store none.
@@ -52,7 +52,7 @@ class Passing(Cache):
         return recurrent_states
 
 
-class Catcher(Passing):
+class KVCollector(PassThroughCache):
     """Collect the keys and values [R, H, n, width] that one pass over whole texts stores, by layer.
 
     Args:
@@ -73,27 +73,27 @@ class Catcher(Passing):
         return key_states, value_states
 
 
-class _Cut(Catcher):
+class _InterruptingCache(KVCollector):
     """Stop a pass when a layer first writes to the cache."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         super().update(key_states, value_states, layer_idx)
-        raise _Enough
+        raise _PassStopped
 
 
-class _Enough(Exception):
+class _PassStopped(Exception):
     """Signal that a pass has computed the requested keys and values."""
 
 
-def first_stored(run: Callable[[Cache], Any]) -> tuple[Tensor, Tensor]:
+def capture_first_kv(run: Callable[[Cache], Any]) -> tuple[Tensor, Tensor]:
     """Return the first keys and values [R, H, n, width] that a pass hands to its cache.
 
     The pass is stopped at that point.
     """
-    cut = _Cut()
-    with suppress(_Enough):
+    cut = _InterruptingCache()
+    with suppress(_PassStopped):
         run(cut)
     (found,) = cut.caught.values()
     return found

@@ -19,7 +19,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draftree.models.grouped_attention import WIDEST
+from draftree.models.grouped_attention import MAX_GROUPED_TOKENS
 from draftree.models.llama_structure import (
     CHILDREN,
     STACK,
@@ -31,7 +31,7 @@ from draftree.models.llama_structure import (
 )
 from draftree.models.load_options import GROUPED
 
-TRIED = 5
+TRIAL_TOKENS = 5
 """Number of tokens of the pass by which `LlamaLayers` are compared with the model."""
 
 
@@ -104,7 +104,7 @@ class LlamaLayers:
         caught = dict[int, Tensor]()
         last = len(self._layers)
         cosines, sines = self._stack.rotary_emb(x, positions)
-        turned = cosines[:, :, None], _signed(sines)[:, :, None]
+        turned = cosines[:, :, None], _negate_first_half(sines)[:, :, None]
         seen = {kind: _Seen(mask, self._layers[0].each) for kind, mask in masks.items()}
         x = x.clone()  # sums are written into it
         for i, layer in enumerate(self._layers):
@@ -123,13 +123,16 @@ class LlamaLayers:
         device = self._stack.norm.weight.device
         if not all(layer.agrees(self._stack.rotary_emb, device) for layer in kinds.values()):
             return False
-        ids = torch.arange(TRIED, device=device)[None] % self._stack.embed_tokens.num_embeddings
-        mask = _causal(TRIED, self._stack.norm.weight)
+        ids = (
+            torch.arange(TRIAL_TOKENS, device=device)[None]
+            % self._stack.embed_tokens.num_embeddings
+        )
+        mask = _causal(TRIAL_TOKENS, self._stack.norm.weight)
         logits, hidden = self(
             ids,
             ids,
             dict.fromkeys({layer.kind for layer in self._layers}, mask),
-            _Nothing(),
+            _EmptyCache(),
             entries=(0,),
         )
         wanted = self._model(
@@ -138,7 +141,8 @@ class LlamaLayers:
         # Rounding that one layer leaves is enlarged by all later ones: what this must notice, a
         # factor or a cap, is larger.
         return (
-            _apart(logits, wanted.logits) < 0.2 and _apart(hidden[0], wanted.hidden_states[0]) == 0
+            _relative_distance(logits, wanted.logits) < 0.2
+            and _relative_distance(hidden[0], wanted.hidden_states[0]) == 0
         )
 
 
@@ -200,7 +204,7 @@ class _Layer:
         """Return the attention output [R, n, H·W] of queries [R, H, n, W], as the model does."""
         attention, (rows, _, n, _) = self.module.self_attn, q.shape
         implementation = attention.config._attn_implementation
-        if implementation == GROUPED and n <= WIDEST and self.each > 1:
+        if implementation == GROUPED and n <= MAX_GROUPED_TOKENS and self.each > 1:
             together = q.reshape(rows, self._groups, self.each * n, self._width)
             out = scaled_dot_product_attention(
                 together, keys, values, seen.grouped, scale=attention.scaling
@@ -218,11 +222,11 @@ class _Layer:
         """Return whether the output for random states equals that of the module up to rounding."""
         weight, draw = self.module.post_attention_layernorm.weight, torch.Generator().manual_seed(0)
         dtype = weight.dtype
-        x = torch.empty(2, TRIED, len(weight)).normal_(generator=draw).to(device, dtype)
-        turned = rotary(x, torch.arange(TRIED, device=device)[None])
+        x = torch.empty(2, TRIAL_TOKENS, len(weight)).normal_(generator=draw).to(device, dtype)
+        turned = rotary(x, torch.arange(TRIAL_TOKENS, device=device)[None])
         if turned[0].shape[-1] != self._width:
             return False
-        mask = _causal(TRIED, weight)
+        mask = _causal(TRIAL_TOKENS, weight)
         try:
             wanted = self.module(x, attention_mask=mask, position_embeddings=turned)
         except Exception:  # a layer with other arguments is not supported
@@ -232,9 +236,9 @@ class _Layer:
         found = x.clone()
         self.add_to(
             found,
-            (turned[0][:, :, None], _signed(turned[1])[:, :, None]),
+            (turned[0][:, :, None], _negate_first_half(turned[1])[:, :, None]),
             _Seen(mask, self.each),
-            _Nothing(),
+            _EmptyCache(),
         )
         return differs_by_rounding(found, wanted, x)
 
@@ -248,10 +252,12 @@ class _Seen:
 
     def __init__(self, mask: Tensor, each: int) -> None:
         self.mask = mask
-        self.grouped = mask if each == 1 or mask.shape[2] > WIDEST else mask.repeat(1, 1, each, 1)
+        self.grouped = (
+            mask if each == 1 or mask.shape[2] > MAX_GROUPED_TOKENS else mask.repeat(1, 1, each, 1)
+        )
 
 
-class _Nothing(Cache):
+class _EmptyCache(Cache):
     """Provide a cache for a pass that stores nothing."""
 
     def __init__(self) -> None:
@@ -267,7 +273,7 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
     return rms_norm(x, norm.weight.shape, norm.weight, epsilon(norm))
 
 
-def _signed(sines: Tensor) -> Tensor:
+def _negate_first_half(sines: Tensor) -> Tensor:
     """Return sines [R, n, W] with the first half negated, for the rotation by `roll`."""
     first, second = sines.chunk(2, dim=-1)
     return torch.cat((-first, second), dim=-1)
@@ -287,7 +293,7 @@ def _causal(n: int, like: Tensor) -> Tensor:
     return torch.full((1, 1, n, n), lowest, dtype=like.dtype, device=like.device).triu(1)
 
 
-def _apart(found: Tensor, wanted: Tensor) -> float:
+def _relative_distance(found: Tensor, wanted: Tensor) -> float:
     """Return the distance of two tensors relative to the norm of the second."""
     return float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-9))
 

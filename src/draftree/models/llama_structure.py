@@ -15,10 +15,10 @@ FUSED = {"gate_up_proj", "down_proj", "activation_fn"}
 """The submodules of a gated feed-forward layer whose first two linear layers are fused."""
 STACK = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """The submodules of a transformer."""
-CLOSE, SUMS = 4.0, 64.0
+MAX_LAYER_EPSILONS, MAX_SUM_EPSILONS = 4.0, 64.0
 """Largest difference of a layer's output from the model's own, relative to what the layer adds.
 
-`CLOSE` is in units of the layer's precision. `SUMS` is in units of float32's precision, because
+`MAX_LAYER_EPSILONS` is in units of the layer's precision. `MAX_SUM_EPSILONS` is in units of float32's precision, because
 sums of thousands of terms are computed in another order.
 """
 
@@ -64,5 +64,8 @@ def differs_by_rounding(found: Tensor, wanted: Tensor, before: Tensor) -> bool:
         before: [R, n, H] the layer's input, in the layer's precision.
     """
     apart = (found.float() - wanted.float()).norm() / (wanted - before).float().norm()
-    allowed = CLOSE * torch.finfo(before.dtype).eps + SUMS * torch.finfo(torch.float32).eps
+    allowed = (
+        MAX_LAYER_EPSILONS * torch.finfo(before.dtype).eps
+        + MAX_SUM_EPSILONS * torch.finfo(torch.float32).eps
+    )
     return bool(apart < allowed)

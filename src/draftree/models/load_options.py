@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from draftree.aliases import LOADING
 from draftree.errors import UserError
-from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, translated
+from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, translate_names
 
 EXACT = "draftree"
 """The name of the attention in `invariant_attention.py`."""
@@ -32,11 +32,11 @@ DTYPE_HELP = f"{', '.join(DTYPES)}; by default the checkpoint's own, but float32
 MAP_HELP = "transformers' device_map: auto, or JSON by module."
 
 
-TAKES_TREES: Rule = (
+ATTENTION_RULE: Rule = (
     f"{' or '.join(ATTENTION)}: others take no mask of a tree",
     optional(lambda value: value in ATTENTION),
 )
-PLACES: Rule = (
+DEVICE_MAP_RULE: Rule = (
     "auto, a device, or an object with a device, cpu or disk for each module",
     optional(
         lambda value: (
@@ -95,7 +95,7 @@ class Source(Knobs):
             UserError: an option is unknown, or its value is not allowed.
         """
         names = [f.name for f in fields(cls)]
-        return cls(**translated(LOADING, given, names))
+        return cls(**translate_names(LOADING, given, names))
 
     @property
     def config_kwargs(self) -> dict[str, Any]:
@@ -140,10 +140,10 @@ class Loading(Source):
         None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU if there is one."
     )
     dtype: Any = knob(None, kind=DTypeName | None, metavar="TYPE", panel=PANEL, help=DTYPE_HELP)
-    device_map: Any = knob(None, rule=PLACES, kind=str | None, panel=PANEL, help=MAP_HELP)
+    device_map: Any = knob(None, rule=DEVICE_MAP_RULE, kind=str | None, panel=PANEL, help=MAP_HELP)
     attn_implementation: str | None = knob(
         None,
-        rule=TAKES_TREES,
+        rule=ATTENTION_RULE,
         panel=PANEL,
         help=f"How attention is computed: {', '.join(ATTENTION)}.",
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from draftree.models.invariant_widths import Rows, numbers
+from draftree.models.invariant_widths import Rows, find_elementwise_widths
 
 
 def are_experts(module: nn.Module) -> bool:
@@ -34,14 +34,16 @@ def expert(module: Any, number: int) -> Rows:
             ("gate_up_proj", module._apply_gate) if module.has_gate else ("up_proj", module.act_fn)
         )
         wide = weighed(rows, first)
-        inner = numbers(wide.shape[-1] // (1 + module.has_gate)).apply(between, wide)
+        inner = find_elementwise_widths(wide.shape[-1] // (1 + module.has_gate)).apply(
+            between, wide
+        )
         out = weighed(inner, "down_proj")
         return module.post_expert_norm(out) if module.has_post_expert_norm else out
 
     return forward
 
 
-def routed(apply: Callable[[Rows, Tensor], Tensor]) -> Callable[..., Tensor]:
+def make_expert_forward(apply: Callable[[Rows, Tensor], Tensor]) -> Callable[..., Tensor]:
     """Return a forward of experts that runs one expert after the other.
 
     Args:

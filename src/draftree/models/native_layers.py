@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.models.int4_linear import FourBits
-from draftree.models.invariant_attention import additive
+from draftree.models.int4_linear import Int4Linear
+from draftree.models.invariant_attention import to_additive_mask
 from draftree.models.kv_cache import KVView
 from draftree.models.llama_structure import (
     CHILDREN,
@@ -29,7 +29,7 @@ from draftree.models.llama_structure import (
     linears,
 )
 from draftree.models.native_linear import can_pack
-from draftree.models.packed_linear import let_go
+from draftree.models.packed_linear import drop_pages
 from draftree.native import transformer_kernels
 from draftree.native.transformer_kernels import address
 from draftree.tree import Ints
@@ -157,7 +157,7 @@ class NativeLayer:
             reads=first[0].in_features,
             inner=mlp.down_proj.in_features,
             dtype=module.post_attention_layernorm.weight.dtype,
-            four=type(mlp.down_proj) is FourBits,
+            four=type(mlp.down_proj) is Int4Linear,
             scale=float(attention.scaling),
         )
         self._held: list[Any] = [module]  # keeps memory of the record
@@ -182,10 +182,10 @@ class NativeLayer:
     def release(self) -> None:
         """Release the memory of the original weights, if they are mapped from a file."""
         for part in self._held[0].modules():
-            if isinstance(part, FourBits):
+            if isinstance(part, Int4Linear):
                 part.release()
             for weight in (p for p in part.parameters(recurse=False) if p.dim() > 1):
-                let_go(weight)
+                drop_pages(weight)
 
     def _linear(self, join: Callable[..., Tensor], *linears: Any, pieces: int = 1) -> Any:
         """Pack linear layers with the same input as one linear layer with all their outputs.
@@ -202,7 +202,7 @@ class NativeLayer:
             return join(dim, *(piece for tensor in tensors for piece in tensor.chunk(pieces, dim)))
 
         bias = None if first.bias is None else joined("bias")
-        if type(first) is FourBits:
+        if type(first) is Int4Linear:
             packed, code = (
                 transformer_kernels.pack_int4(joined("numbers"), joined("scales", 1)),
                 transformer_kernels.INT4,
@@ -258,7 +258,7 @@ def run_layers(
     out = torch.empty_like(x)
     given = mask is not None and mask.dtype is x.dtype and mask.stride(-1) == 1
     if parts & SECOND_PART and not given:
-        mask = additive(x[:, None], within.slots, mask).to(x.dtype).contiguous()
+        mask = to_additive_mask(x[:, None], within.slots, mask).to(x.dtype).contiguous()
     keys = within.keys
     values = within.values
     it = transformer_kernels.core.Pass()
@@ -312,7 +312,7 @@ def _alternating(dim: int, *parts: Tensor) -> Tensor:
 
 def _packable(linear: Any) -> bool:
     """Return whether the native kernels support a linear layer."""
-    if type(linear) is FourBits:
+    if type(linear) is Int4Linear:
         return transformer_kernels.core is not None
     return isinstance(linear, nn.Linear) and can_pack(linear.weight, linear.bias)
 

@@ -37,9 +37,9 @@ from draftree.native import transformer_kernels
 from draftree.tree import Ints
 from draftree.utils.profiler import phase
 
-TRIAL = 5
+TRIAL_TOKENS = 5
 """Number of tokens of the pass by which the native runner is compared with the model."""
-APART = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
+MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
 """Largest allowed difference from the model's hidden states, relative to their norm, by dtype."""
 
 
@@ -109,17 +109,17 @@ class NativeRunner(ModelRunner):
     def _agrees(self) -> bool:
         """Return whether a pass agrees with the model's own pass up to rounding."""
         vocab = int(self._head.weight.shape[0])
-        ids = np.arange(TRIAL) % vocab
+        ids = np.arange(TRIAL_TOKENS) % vocab
         entries = (0, len(self._layers))
         found = []
         for runner in (self._hf, self):
             cache = SlotCache(self._hf.kept.shapes, 1, self._dtype, torch.device("cpu"))
-            cache.reserve(TRIAL)
+            cache.reserve(TRIAL_TOKENS)
             batch = ForwardBatch.chains([ids], cache.lengths.copy(), torch.device("cpu"))
             out = runner.forward(batch, cache, Outputs(entries))
             found.append((*(out.hidden[i].float() for i in entries), out.logits.float()))
         apart = [(a - b).norm() / a.norm().clamp_min(1e-9) for a, b in zip(*found, strict=True)]
-        return all(bool(each <= APART[self._dtype]) for each in apart)
+        return all(bool(each <= MAX_RELATIVE_ERROR[self._dtype]) for each in apart)
 
     @property
     def kinds(self) -> list[str]:

@@ -26,19 +26,19 @@ from draftree.errors import UserError
 from draftree.models.load_options import Kernels
 from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.utils.files import Entries, read_object, write_text
-from draftree.utils.hardware import interleaved, kept, machine
+from draftree.utils.hardware import machine, measurement_path, time_interleaved
 
-TRIED = (1, 8)
+TIMED_BATCH_SIZES = (1, 8)
 """Pass widths at which kernels are timed: the width of plain decoding, and of a draft tree."""
-SMALL, SOME = 1 << 16, 8
+MIN_WEIGHT_ENTRIES, MAX_TIMED_LAYERS = 1 << 16, 8
 """Number of entries below which a weight is not packed.
 
-`SOME` is the number of layers of a shape that are timed in turn; together they exceed the
+`MAX_TIMED_LAYERS` is the number of layers of a shape that are timed in turn; together they exceed the
 processor's cache.
 """
 PAGEOUT = 21
 """Linux's MADV_PAGEOUT, which drops pages of a mapped file without loss."""
-LONGEST = 0.15
+MAX_TIMING_SECONDS = 0.15
 """Seconds for which the kernels of a shape are timed."""
 
 
@@ -123,18 +123,18 @@ def use_kernels(
                 alike.setdefault(shape, []).append((parent, name, child))
     for same in alike.values():
         linears = [child for *_, child in same]
-        large = linears[0].weight.numel() >= SMALL
-        if ours or kernels == "packed" or (kernels is None and large and faster(linears)):
+        large = linears[0].weight.numel() >= MIN_WEIGHT_ENTRIES
+        if ours or kernels == "packed" or (kernels is None and large and is_onednn_faster(linears)):
             made: dict[nn.Linear, KernelLinear] = {}
             for parent, name, child in same:
                 if child not in made:
                     made[child] = KernelLinear(child, kind)
                 setattr(parent, name, made[child])
                 if id(child.weight) not in looked_up:
-                    let_go(child.weight)
+                    drop_pages(child.weight)
 
 
-def let_go(weight: Tensor) -> None:
+def drop_pages(weight: Tensor) -> None:
     """Release the memory of a weight that is mapped from a file.
 
     A later access reads the weight from the file again. A packed weight is then in memory once. A
@@ -178,7 +178,9 @@ def packed_shapes(model: nn.Module) -> list[str]:
     return sorted({"x".join(map(str, m.weight.shape)) + native[m] for m in found})
 
 
-def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def make_row_product(
+    head: nn.Module, weight: Tensor, bias: Tensor | None
+) -> Callable[[Tensor], Tensor]:
     """Return a function that computes some outputs of an LM head, with the kernel of that head.
 
     Args:
@@ -192,28 +194,32 @@ def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[T
     return lambda states: linear(states, weight, bias) if states.requires_grad else by(states)
 
 
-def faster(layers: Sequence[nn.Linear]) -> bool:
+def is_onednn_faster(layers: Sequence[nn.Linear]) -> bool:
     """Return whether layers of one shape are faster with oneDNN's kernel on this machine.
 
     The first comparison is timed, and its result is saved.
     """
     weight = layers[0].weight
-    some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TRIED]
+    some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TIMED_BATCH_SIZES]
 
     def work(by: Callable[[], Sequence[Callable[[Tensor], Any]]]) -> Callable[[], Any]:
         laid_out = by()
         return lambda: [layer(rows) for rows in some for layer in laid_out]
 
     stock = lambda: [
-        partial(linear, weight=layer.weight, bias=layer.bias) for layer in layers[:SOME]
+        partial(linear, weight=layer.weight, bias=layer.bias) for layer in layers[:MAX_TIMED_LAYERS]
     ]
-    packed = lambda: [Packed(layer.weight, layer.bias) for layer in layers[:SOME]]
-    about = {"dtype": str(weight.dtype), "shape": str(tuple(weight.shape)), "tried": str(TRIED)}
-    return quicker("kernels", about, lambda: (work(stock), work(packed)))
+    packed = lambda: [Packed(layer.weight, layer.bias) for layer in layers[:MAX_TIMED_LAYERS]]
+    about = {
+        "dtype": str(weight.dtype),
+        "shape": str(tuple(weight.shape)),
+        "tried": str(TIMED_BATCH_SIZES),
+    }
+    return second_is_faster("kernels", about, lambda: (work(stock), work(packed)))
 
 
 @torch.inference_mode()
-def quicker(
+def second_is_faster(
     topic: str,
     about: Mapping[str, str],
     works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
@@ -229,11 +235,11 @@ def quicker(
     """
     cpu = torch.device("cpu")
     told = {**machine(cpu), **about}
-    path = kept(topic, told)
+    path = measurement_path(topic, told)
     with suppress(UserError):
         if path.is_file():
             return bool(Entries(read_object(path, topic), path).get("packed", float, least=0) < 1)
-    own, ours = interleaved(works(), cpu, LONGEST)
+    own, ours = time_interleaved(works(), cpu, MAX_TIMING_SECONDS)
     with suppress(OSError):  # not writable: timed again by the next process
         write_text(path, json.dumps({"packed": ours / own, "about": told}, indent=1))
     return ours < own

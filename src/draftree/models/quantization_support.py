@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "awq": ("accelerate", "gptqmodel"),
@@ -57,7 +57,7 @@ def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.de
     about = f"the weights of target '{name}' are quantised by"
     known = {name.removesuffix("_4bit").removesuffix("_8bit") for name in AUTO_QUANTIZER_MAPPING}
     if method not in known:
-        raise UserError(f"{about} {shown(method)}, allowed are {', '.join(sorted(known))}")
+        raise UserError(f"{about} {format_value(method)}, allowed are {', '.join(sorted(known))}")
     needed = PACKAGES.get(method, ()) + (ON_CUDA.get(method, ()) if place.type == "cuda" else ())
     missing = [name for name in needed if find_spec(name.replace("-", "_")) is None]
     if missing:

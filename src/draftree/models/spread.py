@@ -66,6 +66,6 @@ def check_weights(model: nn.Module, loading: Loading) -> None:
         )
 
 
-def brought(values: Tensor, device: torch.device) -> Tensor:
+def move_to_device(values: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device, without a copy if it is already there."""
     return values if values.device == device else values.to(device)

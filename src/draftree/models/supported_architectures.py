@@ -14,10 +14,10 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from draftree.errors import DraftreeWarning, UserError, shown
+from draftree.errors import DraftreeWarning, UserError, format_value
 from draftree.models.quantization_support import shared_rounding
 from draftree.models.recurrent.ssm_functions import NAMES
-from draftree.utils.files import checked, tensor_names, tensor_shapes
+from draftree.utils.files import check_value, tensor_names, tensor_shapes
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -25,19 +25,19 @@ STATEFUL = ("linear_attention", "conv", "mamba", "hybrid", "recurrent")
 """Types of layers with a recurrent state; `hybrid` layers also have keys and values."""
 STATELESS = ("moe", "mlp")
 """Types of layers that store nothing in a cache."""
-OLDEST = (5, 23)
+MIN_TRANSFORMERS_VERSION = (5, 23)
 """The oldest transformers whose recurrent layers are supported.
 
 Its layers call the functions of `recurrent/ssm_functions.py` with the expected arguments.
 """
-OWN: Mapping[str, str] = {
+UNSUPPORTED_REASONS: Mapping[str, str] = {
     "minimax": "its lightning attention is computed inside the layer, with a cache of its own kind",
     "recurrent_gemma": "its states lie in its modules, outside any cache",
     "rwkv": "its states are lists of its own, outside any cache",
     "xlstm": "its states are an object of its own, which takes several tokens at a time only at the beginning",
 }
 """Models whose recurrent states cannot be reached, with the reason."""
-BY_SLOT = ("gpt_neo",)
+SLOT_WINDOW_MODELS = ("gpt_neo",)
 """Models whose layers apply their attention window by cache slot rather than by position."""
 CACHES = ("cache", "past_key_values", "cache_params")
 """Names of a forward's cache argument.
@@ -65,12 +65,12 @@ def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | N
     Raises:
         UserError: the message names the architecture and the reason.
     """
-    if reason := _unfit(config, config.get_text_config(decoder=True), kind):
+    if reason := _explain_unsupported(config, config.get_text_config(decoder=True), kind):
         name = type(config).__name__ if kind is None else kind.__name__
         raise UserError(f"{name} (model_type '{config.model_type}') is not supported: {reason}")
 
 
-def _unfit(
+def _explain_unsupported(
     whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrainedModel] | None
 ) -> str | None:
     """Return why a draft tree cannot be verified in a model, or None if it can.
@@ -87,14 +87,14 @@ def _unfit(
     ).keys():  # BERT's family, decoder or not
         return "it is an encoder by design, and draftree drives decoder-only models"
     types = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
-    states = folds(config, kind)
-    if states and (reason := _unreachable(config, kind)):
+    states = has_recurrent_state(config, kind)
+    if states and (reason := _explain_unreachable(config, kind)):
         return reason
     if strange := sorted(types - set(STATEFUL + STATELESS if states else ())):
         return f"its {', '.join(strange)} layers see by rules of their own; allowed are {FULL} and {SLIDING}"
     if getattr(config, "num_kv_shared_layers", None):
         return "its last layers share the keys and values of earlier ones"
-    if getattr(config, "alibi", False) or config.model_type in BY_SLOT:
+    if getattr(config, "alibi", False) or config.model_type in SLOT_WINDOW_MODELS:
         return "it measures distances in cache slots, where a tree's nodes do not lie in the order of their positions"
     if reason := shared_rounding(whole):
         return reason
@@ -120,7 +120,7 @@ def entry(config: PreTrainedConfig, name: str) -> Any:
     value, kind = getattr(config, name, None), type(config)
     if not value or _has(kind, name) or not kind.__module__.startswith("transformers."):
         return value
-    told = f"the target's config has {name} {shown(value)}, which a {config.model_type} has not: it is not used"
+    told = f"the target's config has {name} {format_value(value)}, which a {config.model_type} has not: it is not used"
     warnings.warn(told, DraftreeWarning, stacklevel=4)
     return None
 
@@ -138,7 +138,7 @@ def _has(kind: type[PreTrainedConfig], name: str) -> bool:
         return False
 
 
-def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
+def has_recurrent_state(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
     """Return whether a model with such a config has layers with a recurrent state.
 
     Only the config and the class are inspected.
@@ -149,7 +149,9 @@ def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
     )
 
 
-def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
+def _explain_unreachable(
+    config: PreTrainedConfig, kind: type[PreTrainedModel] | None
+) -> str | None:
     """Return why recurrent states cannot be computed along tree paths; None if they can."""
     if kind is None:
         return None
@@ -157,11 +159,11 @@ def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -
     if not kind.__module__.startswith("transformers."):
         return f"{about}and its code is not transformers' own, so how it does is not known"
     if not NAMES.keys() & vars(sys.modules[kind.__module__]).keys():
-        return about + OWN.get(
+        return about + UNSUPPORTED_REASONS.get(
             config.model_type, "by code of its own, for which draftree has no tree"
         )
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST:
-        return f"{about}which takes transformers {'.'.join(map(str, OLDEST))} or newer, and this is {transformers.__version__}"
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < MIN_TRANSFORMERS_VERSION:
+        return f"{about}which takes transformers {'.'.join(map(str, MIN_TRANSFORMERS_VERSION))} or newer, and this is {transformers.__version__}"
     return None
 
 
@@ -195,7 +197,7 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
     layers = sum(len(tensor_names(p)) for p in files if p.suffix == ".safetensors")
     for name in SIZES:
         value = getattr(text, name, None)
-        size = checked(
+        size = check_value(
             value, int | list | None, f"'{where}': {name}", least=1
         )  # some have a list, one for each layer
         most = layers if name == "num_hidden_layers" and layers else numbers

@@ -8,13 +8,19 @@ from collections.abc import Callable, Hashable
 import torch
 
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_capture import Capture, Epilogue, Given, Made, unrecorded
+from draftree.models.graph_capture import (
+    Capture,
+    Epilogue,
+    InputTensors,
+    OutputTensors,
+    run_unrecorded,
+)
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.recurrent.state_cache import Pass
 from draftree.utils.hardware import to_device
 from draftree.utils.profiler import phase
 
-Network = Callable[[Given, Writer], Made]
+Network = Callable[[InputTensors, Writer], OutputTensors]
 """A function network(inputs, cache) that returns the results of a pass.
 
 Its inputs by name are `tokens` and `positions` [R, n], the additive masks `full` [R, 1, n, S] and,
@@ -31,7 +37,7 @@ def run_pass(
     then: Epilogue = Epilogue(),
     window: int | None = None,
     at: Pass | None = None,
-) -> Made:
+) -> OutputTensors:
     """Run a network over a batch, and return the results of the epilogue `then`.
 
     Args:
@@ -52,7 +58,7 @@ def run_pass(
     assert given.keys().isdisjoint(then.given), "two tensors of a pass have one name"
     given |= then.given
 
-    def body(given: Given) -> Made:
+    def body(given: InputTensors) -> OutputTensors:
         laid = given
         if isinstance(batch, DeviceFeed):
             laid = {**given, **batch.laid(given, writer.end, cache.dtype, window)}
@@ -62,7 +68,7 @@ def run_pass(
 
     with phase("model"):
         if kind is None:
-            return unrecorded(given, body)
+            return run_unrecorded(given, body)
         inputs = tuple((name, t.shape, t.dtype) for name, t in given.items())
         return capture.run(
             (cache.place, kind, batch.width, batch.kind, then.kind, inputs), given, body

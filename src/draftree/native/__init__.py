@@ -30,15 +30,15 @@ OFF = "off"
 VARIANTS = ("generic", "avx2", "avx512", "avx512_bf16")
 """All variants of the native kernels, by instruction set."""
 
-REMARK = (
+ABSENCE_REMARK = (
     "draftree has no native kernels ({}), and runs on PyTorch and Python kernels, which are slower"
 )
 
-wanted = os.environ.get(VARIABLE, "")
-core: Any = None if wanted == OFF else _core
+requested_variant = os.environ.get(VARIABLE, "")
+core: Any = None if requested_variant == OFF else _core
 """The extension module, or None if it was not built or is switched off."""
-if core is not None and wanted in core.variants():
-    core.use_variant(wanted)
+if core is not None and requested_variant in core.variants():
+    core.use_variant(requested_variant)
 
 
 def available() -> tuple[str, ...]:
@@ -61,22 +61,24 @@ def check_variable() -> None:
         UserError: it names an unknown variant, or one that this processor cannot run.
     """
     allowed = (*available(), OFF)
-    if wanted and wanted not in allowed:
-        if wanted not in VARIANTS:
-            raise UnknownName(f"value of {VARIABLE}", wanted, allowed)
+    if requested_variant and requested_variant not in allowed:
+        if requested_variant not in VARIANTS:
+            raise UnknownName(f"value of {VARIABLE}", requested_variant, allowed)
         why = (
             "draftree was installed without its native kernels"
             if _core is None
             else "this processor cannot run it"
         )
-        raise UserError(f"{VARIABLE} is '{wanted}', but {why}: allowed are {', '.join(allowed)}")
+        raise UserError(
+            f"{VARIABLE} is '{requested_variant}', but {why}: allowed are {', '.join(allowed)}"
+        )
 
 
 @cache
 def report_absence() -> None:
     """Log once that native kernels are missing, if they are."""
-    if _core is None and wanted != OFF:
-        logging.getLogger(__name__.partition(".")[0]).warning(REMARK.format(_missing))
+    if _core is None and requested_variant != OFF:
+        logging.getLogger(__name__.partition(".")[0]).warning(ABSENCE_REMARK.format(_missing))
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {}

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from draftree.costs.curves import Costs
 from draftree.kernels.philox import gumbel_on_device
-from draftree.sampling.captured_sampling import LIKELIEST, Recorded
+from draftree.sampling.captured_sampling import LIKELIEST, TokenChoice
 from draftree.sampling.keyed_noise import Keyed
 from draftree.target.device_tree import DeviceTree, Layers, Nodes
 from draftree.tree import Floats, Ints, Tree, TreeBudget
@@ -65,7 +65,7 @@ class Outlook:
 
         It is rounded up to a power of two, so that few kinds of passes are captured.
         """
-        return doubled(max(self.frontier, LEAST_FRONTIER))
+        return double_to_power_of_two(max(self.frontier, LEAST_FRONTIER))
 
     @property
     def large(self) -> int:
@@ -73,10 +73,10 @@ class Outlook:
 
         Together with the root they are a power of two.
         """
-        return doubled(max(self.nodes, LEAST_NODES)) - 1
+        return double_to_power_of_two(max(self.nodes, LEAST_NODES)) - 1
 
 
-def doubled(count: int) -> int:
+def double_to_power_of_two(count: int) -> int:
     """Return the smallest power of two that is at least twice a number."""
     return 1 << (2 * count - 1).bit_length()
 
@@ -149,7 +149,7 @@ class Plan:
 
         `worth` holds the scores of the candidates, [R, F · K].
         """
-        return leading(worth, self.layer or worth.shape[1]).sort(dim=1).values
+        return top_indices(worth, self.layer or worth.shape[1]).sort(dim=1).values
 
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
         """Choose the nodes of a layer that are expanded next.
@@ -167,7 +167,9 @@ class Plan:
         if self.frontier is None:
             order = torch.arange(added, device=score.device).expand_as(score)
         else:
-            order = leading(nodes.log_q[:, -added:] if self.confidence else score, self.frontier)
+            order = top_indices(
+                nodes.log_q[:, -added:] if self.confidence else score, self.frontier
+            )
         return order, torch.ones_like(order, dtype=torch.bool), nodes.known
 
     def rank(self, nodes: Nodes) -> Tensor:
@@ -180,7 +182,7 @@ class Plan:
 
 @final
 @dataclass(frozen=True)
-class Choices:
+class GrowStep:
     """Chooses the nodes of a layer from logits, as a function of tensors only.
 
     It is captured together with the layer's pass. No Python number is passed to `torch.where`,
@@ -194,7 +196,7 @@ class Choices:
 
     plan: Plan
     layer: int
-    recorded: Recorded = LIKELIEST
+    recorded: TokenChoice = LIKELIEST
 
     def __call__(self, logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
         """Return the draft trees with the chosen children appended; see `Choose`."""
@@ -263,7 +265,7 @@ def grow(
     roots: Ints,
     depth: Ints,
     starts: Ints,
-    recorded: Recorded = LIKELIEST,
+    recorded: TokenChoice = LIKELIEST,
     keyed: Keyed | None = None,
     mark: Callable[[], None] = lambda: None,
 ) -> DeviceTree:
@@ -317,7 +319,7 @@ def grow(
     for layer in range(1, deepest + 1):
         if layer > 1:
             nodes = replace(nodes, noise=noise[:, layer - 1 : layer] if recorded.coupled else zeros)
-        choices, before = Choices(plan, layer, recorded), nodes
+        choices, before = GrowStep(plan, layer, recorded), nodes
         nodes = layers.first(nodes, choices) if layer == 1 else layers.below(nodes, count, choices)
         mark()
         if layer == 1:
@@ -332,7 +334,7 @@ def grow(
     )
 
 
-def leading(values: Tensor, k: int) -> Tensor:
+def top_indices(values: Tensor, k: int) -> Tensor:
     """Return the indices [R, min(k, N)] of the k largest of values [R, N], in descending order.
 
     Equal values keep their order.

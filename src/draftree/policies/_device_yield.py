@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from draftree.kernels.tree_growth import Curve, between
-from draftree.policies._device_growth import Plan, leading
+from draftree.policies._device_growth import Plan, top_indices
 from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Floats
 
-LEFT = 13
+SECONDS_LEFT_INDEX = 13
 """Index in `Nodes.known` of the seconds that may still be spent."""
-TABLES = LEFT + 1
+TABLES = SECONDS_LEFT_INDEX + 1
 """Index in `Nodes.known` of the first table."""
 
 
@@ -121,7 +121,7 @@ class YieldPlan(Plan):
             of them that are verified, and the cost of verifying one more node, in tokens.
         """
         scores, (target, _) = nodes.score[:, 1:].flatten(), self._tables(nodes)
-        rate, left = nodes.known[12], nodes.known[LEFT].clamp(min=0)
+        rate, left = nodes.known[12], nodes.known[SECONDS_LEFT_INDEX].clamp(min=0)
         found = scores.sort(descending=True, stable=True)
         there = found.values > -torch.inf
         more = target[1 : len(scores) + 1] - target[0]
@@ -138,20 +138,28 @@ class YieldPlan(Plan):
             self._worth_verifying(nodes),
         )
         score = nodes.score[:, -added:].masked_fill(nodes.room <= depth, -torch.inf)
-        order = leading(score, self.frontier)
+        order = top_indices(score, self.frontier)
         score = score.gather(1, order)
         x = known[5] + known[7] * score + known[8] * known[10]
         net = ((1 + known[11]) * (score.exp() / (1 + (-x).exp())) - least).clamp(min=0)
         net = net.masked_fill(score == -torch.inf, -torch.inf)
         found = net.flatten().sort(descending=True, stable=True)
         seconds = draft[1 : net.numel() + 1]
-        able = (found.values > -torch.inf) & (seconds <= known[LEFT] - (target[1] - target[0]))
+        able = (found.values > -torch.inf) & (
+            seconds <= known[SECONDS_LEFT_INDEX] - (target[1] - target[0])
+        )
         best = _most(found.values.clamp(min=0).cumsum(0) - known[12] * seconds, able)
         rank = found.indices.argsort().view_as(net)
         spent = draft.take(best) * (
             best > 0
         )  # an index without dimensions would be read from the device
-        known = torch.cat((known[:LEFT], known[LEFT : LEFT + 1] - spent, known[LEFT + 1 :]))
+        known = torch.cat(
+            (
+                known[:SECONDS_LEFT_INDEX],
+                known[SECONDS_LEFT_INDEX : SECONDS_LEFT_INDEX + 1] - spent,
+                known[SECONDS_LEFT_INDEX + 1 :],
+            )
+        )
         rank, within = rank.sort(dim=1)
         return order.gather(1, within), rank < best, known
 
@@ -161,7 +169,9 @@ class YieldPlan(Plan):
         if self.probing:  # the best child of every root if no node is worth its verification
             children = nodes.score[:, 1:].masked_fill(nodes.depth[:, 1:] != 1, -torch.inf)
             place = torch.arange(children.shape[1], device=children.device)
-            keep = keep | ((place == leading(children, 1)) & (children > -torch.inf) & (best == 0))
+            keep = keep | (
+                (place == top_indices(children, 1)) & (children > -torch.inf) & (best == 0)
+            )
         return torch.cat(
             (nodes.score[:, :1], nodes.score[:, 1:].masked_fill(~keep, -torch.inf)), dim=1
         )

@@ -22,7 +22,7 @@ from draftree.utils.validated_dataclass import knob
 
 CERTAIN = 1e-4
 """Smallest distance from 0 and 1 to which q is clipped."""
-BELIEVED = Logistic.around(0, 1, prior=10.0)
+PRIOR_ACCEPTANCE = Logistic.around(0, 1, prior=10.0)
 """Estimate of acceptance before the first verification: q itself."""
 
 
@@ -43,7 +43,7 @@ class Adaptive(Policy):
 
     @override
     def start(self) -> Logistic:
-        return BELIEVED
+        return PRIOR_ACCEPTANCE
 
     @override
     def draft(

@@ -32,7 +32,7 @@ from draftree.utils.validated_dataclass import Part
 
 Expand = Callable[[Tree, Ints, int], Candidates]
 """A function `expand(tree, frontier [F], K)` that returns K candidates after each frontier node."""
-ALL, OWN, ZEROS, SAME = (
+KEEP_ALL, PATH_SCORES, ZEROS, SAME_SOURCE = (
     np.zeros((0, 0), np.bool_),
     np.zeros((0, 0)),
     np.zeros(0),
@@ -40,8 +40,8 @@ ALL, OWN, ZEROS, SAME = (
 )
 """Empty arrays that select the default arguments of native calls.
 
-`ALL` means that all candidates are kept, `OWN` that their scores are log q, `ZEROS` that the
-entropy is 0, and `SAME` that all candidates have the same drafter.
+`KEEP_ALL` means that all candidates are kept, `PATH_SCORES` that their scores are log q, `ZEROS` that the
+entropy is 0, and `SAME_SOURCE` that all candidates have the same drafter.
 """
 
 
@@ -244,7 +244,7 @@ def append(
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
     new, sources = (
         np.ascontiguousarray(candidates.tokens),
-        SAME if candidates.sources is None else candidates.sources,
+        SAME_SOURCE if candidates.sources is None else candidates.sources,
     )
     whole, real = appended(
         tree.tokens,
@@ -260,8 +260,8 @@ def append(
         frontier,
         new,
         np.ascontiguousarray(candidates.log_q),
-        ALL if keep is None else keep,
-        OWN if score is None else score,
+        KEEP_ALL if keep is None else keep,
+        PATH_SCORES if score is None else score,
         ZEROS if entropy is None else entropy,
         np.ascontiguousarray(sources),
         candidates.source,

@@ -26,7 +26,7 @@ from draftree.utils.validated_dataclass import Presets, knob
 
 @final
 @dataclass(frozen=True)
-class Survivors(Plan):
+class BeamPlan(Plan):
     """Plans trees in which only paths to a sequence's last layer are verified."""
 
     @override
@@ -66,7 +66,7 @@ class Beam(Layered):
     @property
     @override
     def plan(self) -> Plan:
-        kind = Survivors if self.survivors else Plan
+        kind = BeamPlan if self.survivors else Plan
         return kind(self.depth, self.width, layer=self.width)
 
     @override

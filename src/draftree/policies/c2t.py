@@ -21,9 +21,9 @@ from typing_extensions import override
 from draftree.errors import UnknownName, UserError
 from draftree.kernels.mlp import confidences
 from draftree.policies.base import Layered, append, path_log_q, top
-from draftree.target.names import DEMO, shipped_folder, without_weights
+from draftree.target.names import DEMO, missing_package, shipped_folder
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
-from draftree.utils.files import Entries, as_user_error, filled, read_object
+from draftree.utils.files import Entries, as_user_error, fill_folder, read_object
 from draftree.utils.validated_dataclass import knob
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
@@ -33,7 +33,7 @@ P is the joint probability, H the entropy, and d the depth.
 """
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TENSORS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
-LEAST = math.log(1e-12)
+MIN_LOG_JOINT = math.log(1e-12)
 """The smallest log P that a net reads; smaller values are raised to it."""
 
 
@@ -81,7 +81,7 @@ class Classifier:
                 broadcast to the shape of `log_p`.
             depth: d, which is 1 for children of the root; it is broadcast to the shape of `log_p`.
         """
-        read = {"P": scaled(log_p, self.log_joint), "H": entropy, "d": depth}
+        read = {"P": scale_joint(log_p, self.log_joint), "H": entropy, "d": depth}
         x = np.empty((len(self._names), *log_p.shape))
         for i, name in enumerate(self._names):
             x[i] = read[name]
@@ -110,7 +110,7 @@ class Classifier:
             "log_joint": self.log_joint,
             "trained_on": dict(self.trained_on),
         }
-        with filled(folder, last=CONFIG) as beside:
+        with fill_folder(folder, last=CONFIG) as beside:
             save_file(tensors, beside / WEIGHTS)
             (beside / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
 
@@ -158,13 +158,13 @@ class Classifier:
         )
 
 
-def scaled(log_p: Floats, log_joint: bool) -> Floats:
+def scale_joint(log_p: Floats, log_joint: bool) -> Floats:
     """Return the joint probability in the form in which a net reads it.
 
     With `log_joint` this is its logarithm, raised to log 10⁻¹² if it is smaller; otherwise it is
     the probability itself.
     """
-    return np.maximum(log_p, LEAST) if log_joint else np.exp(log_p)
+    return np.maximum(log_p, MIN_LOG_JOINT) if log_joint else np.exp(log_p)
 
 
 def check_features(features: str) -> None:
@@ -219,7 +219,7 @@ class C2T(Layered):
     def net(self) -> Classifier:
         """Return the classifier."""
         name = self.classifier or DEMO
-        if told := without_weights(name):
+        if told := missing_package(name):
             raise UserError(told)
         return Classifier.load(shipped_folder(name, "c2t") or Path(name))
 

@@ -156,7 +156,7 @@ def search(
     return visits, total
 
 
-BREADTH = 1024
+MAX_LAYER_NODES = 1024
 """Largest number of nodes of a sequence expanded in a layer; the paper's setting needs 144."""
 
 
@@ -253,7 +253,7 @@ class MCTS(Policy):
             if tree.depth[frontier[0]] == self.length - 2:
                 return tree, frontier, candidates
             before, tree = len(tree), append(tree, frontier, candidates)
-            nodes = np.sort(best(tree, np.arange(before, len(tree)), BREADTH))
+            nodes = np.sort(best(tree, np.arange(before, len(tree)), MAX_LAYER_NODES))
         return tree, nodes[:0], Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
 
     def _searched(self, near: "Local") -> Floats:

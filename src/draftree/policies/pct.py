@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.policies._device_growth import Outlook, Plan, doubled, leading
+from draftree.policies._device_growth import Outlook, Plan, double_to_power_of_two, top_indices
 from draftree.policies.base import Layered, append, log, path_log_q
 from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Candidates, Floats, Ints, Tree
@@ -24,7 +24,7 @@ from draftree.utils.validated_dataclass import knob
 
 @final
 @dataclass(frozen=True)
-class Pruned(Plan):
+class PCTPlan(Plan):
     """Plans trees that keep nodes above one value, and expand nodes above a larger value.
 
     Attributes:
@@ -50,7 +50,7 @@ class Pruned(Plan):
         assert self.frontier is not None
         assert self.nodes is not None
         score = nodes.score[:, -added:]
-        order = leading(score, self.frontier).sort(dim=1).values
+        order = top_indices(score, self.frontier).sort(dim=1).values
         drafted = (nodes.score[:, 1:] > -torch.inf).sum(dim=1, keepdim=True)
         return (
             order,
@@ -112,11 +112,11 @@ class PCT(Layered):
         if not self.gain or not 0 < ratio <= 1 or not self.leaf_threshold:
             return None
         least = np.array([log(self.leaf_threshold), log(self.own), log(ratio)])
-        return Pruned(
+        return PCTPlan(
             min(self.max_depth, outlook.layers),
             self.width,
             layer=int(1 / self.leaf_threshold) + 1,
-            frontier=min(doubled(int(1 / ratio) + 1), outlook.wide),
+            frontier=min(double_to_power_of_two(int(1 / ratio) + 1), outlook.wide),
             nodes=outlook.large,
             least=least,
         )

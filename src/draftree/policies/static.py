@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.errors import UnknownName, UserError, shown
+from draftree.errors import UnknownName, UserError, format_value
 from draftree.policies._device_growth import Plan
 from draftree.policies.base import Expand, Policy, append
 from draftree.target.device_tree import Layers, Nodes
@@ -198,11 +198,11 @@ def _load(name: str) -> set[tuple[int, ...]]:
         found = found.get("paths", found)
     if not isinstance(found, list) or not found:
         raise UserError(
-            f"static: tree '{name}' holds {shown(found)}, allowed is a JSON list of lists of ranks"
+            f"static: tree '{name}' holds {format_value(found)}, allowed is a JSON list of lists of ranks"
         )
     for path in found:
         if not _is_path(path):
-            told = f"tree '{name}' has path {shown(path)}"
+            told = f"tree '{name}' has path {format_value(path)}"
             raise UserError(f"static: {told}, allowed are lists of ranks from 0 to {RANKS - 1}")
     return {(), *map(tuple, found)}
 

@@ -54,14 +54,14 @@ class TALON(Policy):
                 tree,
                 frontier,
                 found,
-                _gated(tree.row[frontier], score, left, 0.0 if first else self.mu),
+                _gate_candidates(tree.row[frontier], score, left, 0.0 if first else self.mu),
                 score,
             )
             frontier = np.arange(before, len(tree))
         return tree
 
 
-def _gated(rows: Ints, score: Floats, left: Ints, mu: float) -> Bools:
+def _gate_candidates(rows: Ints, score: Floats, left: Ints, mu: float) -> Bools:
     """Return [F, K] whether a candidate of a layer is kept (eq. 4).
 
     The best candidates of each sequence are kept, as many as its budget still allows.

@@ -33,51 +33,58 @@ from draftree.policies.base import ZEROS, Expand, Policy, Search, append, best, 
 from draftree.tree import AcceptResult, Bools, Candidates, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
-MEMORY = 1 / 128
+RATE_DECAY = 1 / 128
 """Weight of one step in the running sums from which the rate is computed."""
-BEGINNING = 8.0
+PRIOR_PASSES = 8.0
 """Number of plain decoding passes by which the rate is initialised."""
-RECENT = 0.1
+SUCCESS_WEIGHT = 0.1
 """Weight of the newest step in the moving mean of recent success."""
-LIKELY = 0.6
+INITIAL_SUCCESS = 0.6
 """Initial value of the moving mean of recent success.
 
 Success is the fraction of accepted nodes after which some draft is accepted.
 """
-WIDEST = 32
+MAX_FRONTIER_NODES = 32
 """Largest number of nodes of a sequence that are expanded in one layer."""
-FREE = 4
+ONE_PASS_WIDTH_FACTOR = 4
 """Factor for the number of candidates per node if one pass predicts many layers.
 
 More candidates then need no further pass.
 """
-AHEAD = 64
+MAX_LOOKAHEAD_NODES = 64
 """Largest number of further nodes over which the cost of one node is averaged."""
-CREDIT, SAVINGS = 3.0, 12.0
+INITIAL_REGRET_BUDGET, MAX_REGRET_BUDGET = 3.0, 12.0
 """Regret budget of a single sequence, in target passes: the initial and the largest value.
 
-`SAVINGS` bounds the budget however much drafting has gained. A batch of R sequences begins with
-`CREDIT` / √R, because a pass over R sequences teaches R times as much, and the sequences of a batch
+`MAX_REGRET_BUDGET` bounds the budget however much drafting has gained. A batch of R sequences begins with
+`INITIAL_REGRET_BUDGET` / √R, because a pass over R sequences teaches R times as much, and the sequences of a batch
 end after as few passes as one alone.
 """
-UNREAD = -1.0
+UNREAD_ENTROPY = -1.0
 """Stands for the entropy of a q that has not been computed."""
 CERTAIN = 1e-4
 """Smallest distance from 0 and 1 to which draft probabilities are clipped."""
-FOLLOWS, BESIDE = 2.0, -2.5
+SUCCESS_PRIOR_WEIGHT, RETRIEVAL_PRIOR_WEIGHT = 2.0, -2.5
 """Prior weights in the log-odds that the model's own draft is accepted.
 
-`FOLLOWS` is the weight of recent success, half of the weight with which the estimate would be the
-recent success itself. `BESIDE` is the weight of the share of a node's value that retrieval has
+`SUCCESS_PRIOR_WEIGHT` is the weight of recent success, half of the weight with which the estimate would be the
+recent success itself. `RETRIEVAL_PRIOR_WEIGHT` is the weight of the share of a node's value that retrieval has
 already found.
 """
 NONE = np.zeros((0, 0), np.int64)
 """Stands for the sources of candidates that all have the same source."""
-NOTHING = np.zeros(0, np.int64), np.zeros(0), NONE
+NO_OUTCOMES = np.zeros(0, np.int64), np.zeros(0), NONE
 """Columns of the note of a tree in which no node with retrieval hits was expanded by a model."""
-BELIEVED = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
+PRIOR_ACCEPTANCE = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 """Initial estimate of the acceptance of drafts: q itself."""
-ADDED = Logistic.around(np.log(LIKELY / (1 - LIKELY)), 0, 0, FOLLOWS, BESIDE, prior=3.0)
+PRIOR_REACH = Logistic.around(
+    np.log(INITIAL_SUCCESS / (1 - INITIAL_SUCCESS)),
+    0,
+    0,
+    SUCCESS_PRIOR_WEIGHT,
+    RETRIEVAL_PRIOR_WEIGHT,
+    prior=3.0,
+)
 """Initial estimate of the acceptance of a model's own drafts."""
 
 
@@ -98,7 +105,7 @@ class Learned:
         beyond: mean number of accepted nodes, not expanded by a model, that followed directly after
             such a draft.
         regret_budget: number of target passes that drafting may still lose against plain decoding.
-            With any drafter, the whole run takes at most `CREDIT` passes and the share for probes
+            With any drafter, the whole run takes at most `INITIAL_REGRET_BUDGET` passes and the share for probes
             longer than plain decoding. None before the first step.
         idle: number of passes since the last draft; it is kept while probes succeed.
     """
@@ -106,8 +113,8 @@ class Learned:
     gained: float = 0.0
     spent: float = 0.0
     acceptance: Mapping[int, Logistic] = field(default_factory=dict)
-    reach: Logistic = field(default_factory=lambda: ADDED)
-    recent: float = LIKELY
+    reach: Logistic = field(default_factory=lambda: PRIOR_REACH)
+    recent: float = INITIAL_SUCCESS
     beyond: float = 0.0
     regret_budget: float | None = None
     idle: float = 0.0
@@ -117,11 +124,13 @@ class Learned:
 
         Before the first step it is the initial credit, which depends on the number of sequences.
         """
-        return CREDIT / rows**0.5 if self.regret_budget is None else self.regret_budget
+        return (
+            INITIAL_REGRET_BUDGET / rows**0.5 if self.regret_budget is None else self.regret_budget
+        )
 
     def calibration(self, source: int) -> Logistic:
         """Return the model of acceptance for a source's drafts; initially the estimate is q."""
-        return self.acceptance.get(source, BELIEVED)
+        return self.acceptance.get(source, PRIOR_ACCEPTANCE)
 
     def weights(self, sources: int) -> Floats:
         """Return the weights [S, X] of the models of acceptance of sources 0, 1, …, S − 1."""
@@ -132,7 +141,11 @@ class Learned:
 
         It is at least the rate of plain decoding.
         """
-        return max((self.gained + BEGINNING) / (self.spent + BEGINNING), 1.0) * rows / costs.token
+        return (
+            max((self.gained + PRIOR_PASSES) / (self.spent + PRIOR_PASSES), 1.0)
+            * rows
+            / costs.token
+        )
 
 
 @final
@@ -174,23 +187,28 @@ class Yield(Policy):
             costs.catch_up,
             np.minimum(room.depth, self.depth),
         )  # seconds before the first draft step
-        width, notes = self.width if ahead == 1 else self.width * FREE, list[_Note]()
+        width, notes = (
+            self.width if ahead == 1 else self.width * ONE_PASS_WIDTH_FACTOR,
+            list[_Note](),
+        )
         while True:
             likely, able, least, worst = budget.promising(tree, start, room, self.depth)
             if not likely.size:
                 break
             if (
                 not able.size
-                and (whole := _all_below(search, tree, likely, self.width, deepest, memory))
+                and (whole := _append_all_hits(search, tree, likely, self.width, deepest, memory))
                 is not None
             ):
                 tree = whole
                 break
             fed, spent = len(able) if search is None else search.passes(tree, able), 0.0
             found = None if search is None else search.find(tree, likely, self.width)
-            guesses, below = (None, ZEROS) if found is None else _found(tree, likely, found, memory)
+            guesses, below = (
+                (None, ZEROS) if found is None else _value_hits(tree, likely, found, memory)
+            )
             if fed:
-                had = below[tree.entropy[likely] != UNREAD] if below.size else below
+                had = below[tree.entropy[likely] != UNREAD_ENTROPY] if below.size else below
                 chosen, spent = budget.worth_expanding(
                     tree, able, had, memory, least, fed, ahead, waiting
                 )
@@ -212,7 +230,7 @@ class Yield(Policy):
                     notes.append(_Note.of(tree, chosen, likely, found, below))
                 elif (
                     searches
-                    and (whole := _all_below(search, tree, chosen, width, deepest, memory))
+                    and (whole := _append_all_hits(search, tree, chosen, width, deepest, memory))
                     is not None
                 ):
                     tree = whole
@@ -248,7 +266,7 @@ class Yield(Policy):
         learnt = (
             *memory.calibration(0).weights,
             *memory.reach.weights,
-            memory.recent - LIKELY,
+            memory.recent - INITIAL_SUCCESS,
             memory.beyond,
         )
         numbers = np.array([*learnt, budget.rate, budget.left - spent])
@@ -256,10 +274,10 @@ class Yield(Policy):
         return YieldPlan(
             1 if probing else min(self.depth, outlook.layers),
             self.width,
-            frontier=min(outlook.wide, WIDEST),
+            frontier=min(outlook.wide, MAX_FRONTIER_NODES),
             nodes=outlook.large,
             first=tree.row[chosen],
-            ahead=AHEAD,
+            ahead=MAX_LOOKAHEAD_NODES,
             certain=CERTAIN,
             probing=probing,
             prices=prices,
@@ -270,7 +288,7 @@ class Yield(Policy):
 
         As many candidates are considered as in a layer with a pass.
         """
-        return top(tree, chosen, after.score, WIDEST * self.width)
+        return top(tree, chosen, after.score, MAX_FRONTIER_NODES * self.width)
 
     @override
     def observe(
@@ -290,7 +308,7 @@ class Yield(Policy):
         if tree.drafted:
             columns = tree.parents, tree.tokens, tree.number, tree.depth, tree.score, tree.entropy
             x, reached, behind = outcomes(
-                *columns, accepted, *_Note.columns(tree), UNREAD, recent - LIKELY
+                *columns, accepted, *_Note.columns(tree), UNREAD_ENTROPY, recent - INITIAL_SUCCESS
             )
         elif work.frontiers:  # nothing was found, or nothing worth verifying: drafting did not pay
             x = _of_roots(tree, recent)
@@ -302,20 +320,22 @@ class Yield(Policy):
             behind = np.zeros(0, np.int64)
         if (roots := x[:, 1] > 0).any():
             success = bool(reached[roots].any())
-            recent += RECENT * (success - recent)
+            recent += SUCCESS_WEIGHT * (success - recent)
             idle = idle if success else 0.0  # a successful probe is followed by another
         else:
             idle += 1
         if reached.any():
-            beyond += RECENT * (behind[reached].mean() - beyond)
+            beyond += SUCCESS_WEIGHT * (behind[reached].mean() - beyond)
         return Learned(
-            gained=(1 - MEMORY) * memory.gained + gained,
-            spent=(1 - MEMORY) * memory.spent + spent,
-            acceptance=_calibrated(memory, tree, verdict, accepted),
+            gained=(1 - RATE_DECAY) * memory.gained + gained,
+            spent=(1 - RATE_DECAY) * memory.spent + spent,
+            acceptance=_update_acceptance(memory, tree, verdict, accepted),
             reach=reach.learn(x, reached) if len(x) else reach,
             recent=recent,
             beyond=beyond,
-            regret_budget=min(memory.left(work.rows) + gained - (1 - self.probe) * spent, SAVINGS),
+            regret_budget=min(
+                memory.left(work.rows) + gained - (1 - self.probe) * spent, MAX_REGRET_BUDGET
+            ),
             idle=idle,
         )
 
@@ -373,7 +393,16 @@ class _Budget:
             `kernels.tree_growth.promising`.
         """
         columns = tree.row, tree.depth, tree.score, tree.entropy
-        return promising(*columns, start, room.depth, depth, WIDEST, UNREAD, *self.prices, AHEAD)
+        return promising(
+            *columns,
+            start,
+            room.depth,
+            depth,
+            MAX_FRONTIER_NODES,
+            UNREAD_ENTROPY,
+            *self.prices,
+            MAX_LOOKAHEAD_NODES,
+        )
 
     def worth_expanding(
         self,
@@ -404,7 +433,7 @@ class _Budget:
         """
         known = (
             memory.reach.weights,
-            memory.recent - LIKELY,
+            memory.recent - INITIAL_SUCCESS,
             memory.beyond,
             least,
             fed,
@@ -433,7 +462,7 @@ class _Guesses:
     Attributes:
         candidates: [F, K] the candidates.
         score: [F, K] the log value of each candidate.
-        entropy: [F] entropy of q in nats; `UNREAD` after nodes that the drafter has not read.
+        entropy: [F] entropy of q in nats; `UNREAD_ENTROPY` after nodes that the drafter has not read.
     """
 
     candidates: Candidates
@@ -513,7 +542,7 @@ class _Note:
         return (
             (tree.notes.asked, tree.notes.share, tree.notes.found)
             if isinstance(tree.notes, cls)
-            else NOTHING
+            else NO_OUTCOMES
         )
 
 
@@ -526,7 +555,7 @@ def _guesses(
     """
     count, sources = len(frontier), candidates.sources
     known = 0.0 if candidates.logs is None else np.nan  # which is computed
-    entropy = np.full(count, known if read else UNREAD)
+    entropy = np.full(count, known if read else UNREAD_ENTROPY)
     if (
         read and candidates.confidence is not None
     ):  # a head that was trained to predict acceptance is more informative
@@ -543,7 +572,7 @@ def _guesses(
     )
 
 
-def _found(
+def _value_hits(
     tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
 ) -> "tuple[_Guesses, Floats]":
     """Return candidates after nodes that the drafter has not read, and their total value [F]."""
@@ -551,7 +580,7 @@ def _found(
     return guesses, np.exp(guesses.score).sum(axis=1)
 
 
-def _all_below(
+def _append_all_hits(
     search: Search | None, tree: Tree, frontier: Ints, k: int, deepest: Ints, memory: Learned
 ) -> Tree | None:
     """Return the tree with all retrieval hits below the given nodes, of all layers at once.
@@ -566,7 +595,7 @@ def _all_below(
     )
 
 
-def _calibrated(
+def _update_acceptance(
     memory: Learned, tree: Tree, verdict: AcceptResult, accepted: Bools
 ) -> Mapping[int, Logistic]:
     """Return the models of acceptance after an accept result, by source.
@@ -596,4 +625,6 @@ def _of_roots(tree: Tree, recent: float) -> Floats:
     """
     one, share, (asked, found, _) = np.ones(tree.roots), np.zeros(tree.roots), _Note.columns(tree)
     share[asked[asked < tree.roots]] = found[asked < tree.roots]
-    return np.stack((one, one, tree.score[: tree.roots], (recent - LIKELY) * one, share), axis=-1)
+    return np.stack(
+        (one, one, tree.score[: tree.roots], (recent - INITIAL_SUCCESS) * one, share), axis=-1
+    )

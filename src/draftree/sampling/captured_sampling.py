@@ -12,14 +12,14 @@ from torch import Tensor
 
 from draftree.kernels.log_probs import log_softmax
 from draftree.sampling.distributions import likeliest
-from draftree.sampling.draft_sampling import SPREAD, without_nonsense
+from draftree.sampling.draft_sampling import GUMBEL_ERROR_SCALE, warp_finite_rows
 from draftree.sampling.params import GREEDY, Sampling
-from draftree.sampling.warpers import warped
+from draftree.sampling.warpers import apply_warpers
 
 
 @final
 @dataclass(frozen=True)
-class Recorded:
+class TokenChoice:
     """Choose tokens for all sequences in a recorded pass; equal objects choose in the same way.
 
     Attributes:
@@ -46,13 +46,13 @@ class Recorded:
         """
         if not self.coupled:
             logits = logits if logits.dtype is torch.float64 else logits.float()
-            return log_softmax(without_nonsense(logits, self.setting)), ids
+            return log_softmax(warp_finite_rows(logits, self.setting)), ids
         if ids is not None:  # noise and cuts need all tokens
             whole = logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf)
             logits = whole.index_copy(-1, ids, logits)
-        log_q = torch.log_softmax(without_nonsense(logits.double(), self.setting), dim=-1)
+        log_q = torch.log_softmax(warp_finite_rows(logits.double(), self.setting), dim=-1)
         return torch.log_softmax(
-            (log_q + noise) * (self.setting.temperature / SPREAD), dim=-1
+            (log_q + noise) * (self.setting.temperature / GUMBEL_ERROR_SCALE), dim=-1
         ), None
 
     def __call__(self, logits: Tensor, noise: Tensor, depth: Tensor) -> Tensor:
@@ -69,9 +69,9 @@ class Recorded:
         of_each = noise.gather(
             1, depth.clamp(max=noise.shape[1] - 1)[..., None].expand(-1, -1, self.vocab)
         )
-        scores = warped(logits.flatten(0, 1), self.setting.processors).view(logits.shape)
+        scores = apply_warpers(logits.flatten(0, 1), self.setting.processors).view(logits.shape)
         return torch.cat((best, likeliest(scores.double() + of_each)), dim=1)
 
 
-LIKELIEST = Recorded()
+LIKELIEST = TokenChoice()
 """Greedy decoding, which chooses the likeliest token after each node."""

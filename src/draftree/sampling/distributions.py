@@ -16,12 +16,14 @@ from transformers import LogitsProcessor
 from draftree.errors import NotANumber, UserError
 from draftree.kernels.topk import largest
 from draftree.sampling.logits_processors import TENSORS, named
-from draftree.sampling.warpers import WARPERS, warped
+from draftree.sampling.warpers import WARPERS, apply_warpers
 from draftree.tree import Ints
 from draftree.utils.hardware import to_device
 
 
-def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
+def apply_processors(
+    logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]
+) -> Tensor:
     """Return the logits [V] after a node, after all processors; see `stages`."""
     *_, last = stages(logits, processors, ids)
     return last
@@ -48,13 +50,13 @@ def stages(
         yield scores[0]
 
 
-def guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
+def apply_guides(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
     """Return draft logits [V] after a request's guides.
 
     All are −∞ if a guide rejects the drafted prefix, because the target cannot generate it.
     """
     try:
-        return processed(logits, guides, ids)
+        return apply_processors(logits, guides, ids)
     except UserError:
         return torch.full_like(
             logits,
@@ -146,7 +148,7 @@ class Distributions:
             ):  # the text need not be brought to the device
                 raw = self.raw(node)
                 given = raw if raw.dtype is torch.float64 else raw.float()
-                self._scores[node] = given, warped(given[None], steps)[0]
+                self._scores[node] = given, apply_warpers(given[None], steps)[0]
                 return self._scores[node]
             try:
                 given, *_, made = stages(self.raw(node), steps, self._text(node))
@@ -234,7 +236,7 @@ class Distributions:
                     if len(nodes) == n
                     else self._logits[to_device(np.array(nodes), self._logits.device)]
                 )
-                scores = warped(some, steps)
+                scores = apply_warpers(some, steps)
             elif all(type(step) in WARPERS or type(step) in TENSORS for step in steps):
                 scores = torch.stack([self.processed(node) for node in nodes])
             else:

@@ -15,13 +15,13 @@ from draftree.kernels.log_probs import log_softmax, reads, top_of
 from draftree.kernels.topk import likeliest
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
-from draftree.sampling.warpers import warped
-from draftree.tree import Bools, Candidates, DraftVocab, Draw, Floats, Ints, absent
+from draftree.sampling.warpers import apply_warpers
+from draftree.tree import Bools, Candidates, DraftVocab, Draw, Floats, Ints, mask_nan
 from draftree.utils.hardware import has_float64, to_device
 
-BEYOND = 8
+EXTRA_TOP_K = 8
 """Number of values that a top-k requests beyond k, because half-precision logits often tie."""
-SPREAD = 1.0
+GUMBEL_ERROR_SCALE = 1.0
 """The assumed difference of drafter and target logits, as the scale of a Gumbel error.
 
 For drafters of the demo, 1 gives the target's choices the highest likelihood, or nearly so, at
@@ -68,13 +68,13 @@ class Drawing:
             logits = self.shaped(logits)
         each = {row: self.settings[row] for row in set(rows.tolist())} if self.settings else {}
         if len(different := set(each.values())) == 1:
-            logits = without_nonsense(logits, *different)
+            logits = warp_finite_rows(logits, *different)
         else:
             for setting in different:
                 mine = torch.tensor(
                     [each[row] == setting for row in rows.tolist()], device=logits.device
                 )
-                logits = torch.where(mine[:, None], without_nonsense(logits, setting), logits)
+                logits = torch.where(mine[:, None], warp_finite_rows(logits, setting), logits)
         return log_softmax(logits)
 
     def unchanged(self, rows: Ints) -> bool:
@@ -92,7 +92,7 @@ class Drawing:
         return self.settings[row].temperature if self.settings else 0.0
 
 
-def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
+def warp_finite_rows(logits: Tensor, setting: Sampling) -> Tensor:
     """Return logits […, V] after temperature and cuts; all NaN where the largest is not finite.
 
     Without temperature and cuts they are returned unchanged.
@@ -100,7 +100,7 @@ def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
     if not setting.processors:
         return logits
     there = finite(logits)[..., None]
-    return warped(logits.where(there, 0.0), setting.processors).where(
+    return apply_warpers(logits.where(there, 0.0), setting.processors).where(
         there, torch.nan
     )  # some warpers raise an error at NaN
 
@@ -113,7 +113,7 @@ def finite(logits: Tensor) -> Tensor:
     return torch.isfinite(logits.amax(dim=-1))
 
 
-def drawn(
+def draw_candidates(
     logits: Tensor,
     k: int,
     drawing: Drawing,
@@ -138,7 +138,7 @@ def drawn(
         # What chooses among a few of the tokens is cheaper than what chooses among all of them;
         # noise and processors know all.
         if drawing.noise is None and drawing.shaped is None:
-            found = drawn(logits, k, drawing, rows, depths)
+            found = draw_candidates(logits, k, drawing, rows, depths)
             return replace(found, tokens=drafted.numbers[found.tokens], drafted=drafted)
         logits = drafted.whole(logits)
     k = min(k, logits.shape[-1])
@@ -146,7 +146,7 @@ def drawn(
         tokens, log_q, log_sums = top_of(logits, k)
         found = Candidates(tokens, log_q, logits, log_sums=log_sums)
     else:
-        found = _chosen(drawing.log_q(logits, rows), k, drawing, rows, depths)
+        found = _draw_by_kind(drawing.log_q(logits, rows), k, drawing, rows, depths)
     nothing = np.isnan(found.log_q).any(
         axis=1, keepdims=True
     )  # no sync: candidates are on the host
@@ -156,34 +156,38 @@ def drawn(
         found,
         tokens=np.where(nothing, 0, found.tokens),
         log_q=np.where(nothing, -np.inf, found.log_q),
-        logs=found.logs if found.logs is None or found.log_sums is not None else absent(found.logs),
-        unconditioned=None if found.unconditioned is None else absent(found.unconditioned),
+        logs=found.logs
+        if found.logs is None or found.log_sums is not None
+        else mask_nan(found.logs),
+        unconditioned=None if found.unconditioned is None else mask_nan(found.unconditioned),
         finite=bool(finite(logits).all()),
     )
 
 
-def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
+def _draw_by_kind(
+    log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints
+) -> Candidates:
     """Choose K candidates from log q in the requested way."""
     before = None
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
-        before, log_probs = log_probs, coupled(log_probs, drawing, rows, depths)
+        before, log_probs = log_probs, couple_log_q(log_probs, drawing, rows, depths)
     elif drawing.kind.sampled and drawing.noise is not None:
-        return _sampled(log_probs, k, drawing.kind, drawing.noise, rows, depths)
+        return _draw_samples(log_probs, k, drawing.kind, drawing.noise, rows, depths)
     tokens, log_q = top_k(log_probs, k)
     draw = Draw.POINT if drawing.noise is None else drawing.kind
     return Candidates(tokens, log_q, log_probs, draw, unconditioned=before)
 
 
-def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Tensor:
+def couple_log_q(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Tensor:
     """Return log q [F, V] of the target's choice, given the noise that samples this choice.
 
     The target chooses argmax(log p + g), and the noise g is known before p. If the logits of
-    drafter and target differ by Gumbel errors of scale `SPREAD`, log p and log q differ by errors
+    drafter and target differ by Gumbel errors of scale `GUMBEL_ERROR_SCALE`, log p and log q differ by errors
     of scale SPREAD / T at temperature T. The target's token is then distributed as softmax((log q +
     g) · T / SPREAD). For greedy sequences, which have no noise, log q is returned unchanged.
     """
     assert drawing.noise is not None
-    scale = np.array([drawing.temperature(row) / SPREAD for row in rows.tolist()])
+    scale = np.array([drawing.temperature(row) / GUMBEL_ERROR_SCALE for row in rows.tolist()])
     open_ = np.flatnonzero(scale)
     noise = drawing.noise.gumbel_of(
         rows[open_], depths[open_], log_probs.shape[1], log_probs.device
@@ -197,7 +201,7 @@ def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Te
     return log_probs.index_copy(0, at, known)
 
 
-def _sampled(
+def _draw_samples(
     log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints
 ) -> Candidates:
     """Sample K tokens from each q.
@@ -214,7 +218,7 @@ def _sampled(
     return replace(bare, log_q=bare.log_of(tokens))
 
 
-def allowed(
+def drop_forbidden(
     candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device
 ) -> Candidates:
     """Remove candidates that a request's processors forbid.
@@ -245,7 +249,7 @@ def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
     """
     if on_host(values):
         return likeliest(values.contiguous().numpy(), k)
-    top = values.topk(min(k + BEYOND, values.shape[-1]), dim=-1)
+    top = values.topk(min(k + EXTRA_TOP_K, values.shape[-1]), dim=-1)
     found, index = _on_host(top.values, top.indices)
     ties = found[:, 1:] == found[:, :-1]
     if ties[:, :k].any():
@@ -272,7 +276,7 @@ def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
     return both[0], both[1].astype(np.int64)
 
 
-def nothing_beside(found: Candidates, open_: Bools) -> Candidates:
+def insert_empty_candidates(found: Candidates, open_: Bools) -> Candidates:
     """Return candidates for all nodes of a frontier; nodes with a forced token get none.
 
     Args:
@@ -285,7 +289,7 @@ def nothing_beside(found: Candidates, open_: Bools) -> Candidates:
     return replace(spread, log_q=np.where(open_[:, None], spread.log_q, -np.inf))
 
 
-def beside(found: Candidates, forced: Ints) -> Candidates:
+def insert_forced_tokens(found: Candidates, forced: Ints) -> Candidates:
     """Return candidates for all nodes of a frontier; nodes with a forced token get that token.
 
     Args:

@@ -24,12 +24,12 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from typing_extensions import override
 
-from draftree.errors import UnknownName, UserError, shown
+from draftree.errors import UnknownName, UserError, format_value
 from draftree.tree import Bools
 from draftree.utils.files import as_user_error
 from draftree.utils.validated_dataclass import Knobs, unicode
 
-REMEMBERED = 512
+MAX_CACHED_NODES = 512
 """Number of texts whose mask one request caches, at V / 8 bytes each; enough for a large tree."""
 NO_TOKEN = "no token of the vocabulary writes what would have to come"
 Spaces = Literal["line", "none", "any"]
@@ -89,17 +89,17 @@ class Grammar(Knobs):
                 allows, which a weak model may continue without end.
             canonical: whether forced spans must use the tokenizer's own tokenisation.
         """
-        with as_user_error(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
+        with as_user_error(f"JSON schema {format_value(schema)} cannot be used: it is not JSON"):
             value = json.loads(schema) if isinstance(schema, str) else dict(schema)
             text = json.dumps(value)
             for key in _keys(value):
                 if not isinstance(key, str):  # `dumps` would convert it
                     raise UserError(
-                        f"JSON schema {shown(schema)} cannot be used: it has the key {key}, allowed are texts"
+                        f"JSON schema {format_value(schema)} cannot be used: it has the key {key}, allowed are texts"
                     )
         if not isinstance(value, dict | bool):
             raise UserError(
-                f"JSON schema {shown(text)} cannot be used: allowed is an object, true or false"
+                f"JSON schema {format_value(text)} cannot be used: allowed is an object, true or false"
             )
         if not isinstance(spaces, str) or spaces not in SEPARATORS:
             raise UnknownName("white space of JSON", str(spaces), SEPARATORS)
@@ -121,7 +121,7 @@ class Grammar(Knobs):
             canonical: whether forced spans must use the tokenizer's own tokenisation.
         """
         if not unicode(pattern):
-            raise UserError(f"the pattern is {shown(pattern)}, allowed is a text")
+            raise UserError(f"the pattern is {format_value(pattern)}, allowed is a text")
         made = json.loads(LLMatcher.grammar_from_regex(pattern))
         return cls("regex", pattern, made["grammars"][0]["lark_grammar"], canonical)
 
@@ -139,7 +139,7 @@ class Grammar(Knobs):
     @property
     def named(self) -> str:
         """Return the grammar's name in error messages."""
-        return f"{self.kind} {shown(self.given)}"
+        return f"{self.kind} {format_value(self.given)}"
 
     @property
     def compiled(self) -> str:
@@ -253,7 +253,7 @@ class Constrained(LogitsProcessor):
         if self._fresh.is_error():
             raise UserError(f"{grammar.named} cannot be used: {_one_line(self._fresh.get_error())}")
         self._matcher, self._at = self._fresh.deep_copy(), list[int]()
-        self._node = lru_cache(REMEMBERED)(self._computed)
+        self._node = lru_cache(MAX_CACHED_NODES)(self._computed)
         if error := self._node(()).error:
             raise UserError(f"{grammar.named} cannot be used: at the beginning, {error}")
 

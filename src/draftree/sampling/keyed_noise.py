@@ -16,13 +16,13 @@ from draftree.sampling.distributions import likeliest
 from draftree.tree import Floats, Ints
 from draftree.utils.hardware import to_device
 
-KEPT = 64
+MAX_CACHED_PLACES = 64
 """Number of places whose noise is cached.
 
 Drafter and target use the same places, and the last places of a step are the first of the next
 step.
 """
-REQUESTS = 1024
+MAX_CACHED_STREAMS = 1024
 """Number of requests whose random streams are cached."""
 Place = tuple[int, int, int, int, int]
 """The five words from which the noise of a place is computed.
@@ -85,7 +85,7 @@ class Keyed(RandomSource):
         Kind 0 samples the target's own token.
         """
         place = self._place(row, depth, kind)
-        return _kept(place, n) if kind == 0 else _gumbel(place, n)
+        return _cached_gumbel(place, n) if kind == 0 else _gumbel(place, n)
 
     def places(self, depths: int) -> Ints:
         """Return the words [R, D, 5] of the target's noise, by sequence and depth; see `Place`."""
@@ -147,7 +147,7 @@ class Keyed(RandomSource):
         )  # 53 bits, so that it is never rounded to 1
 
 
-@lru_cache(REQUESTS)
+@lru_cache(MAX_CACHED_STREAMS)
 def _stream(seed: int, request: int, kind: int, call: int) -> tuple[int, int, int]:
     """Return three pseudo-random words for one seed, request, use of noise and call.
 
@@ -164,8 +164,8 @@ def _gumbel(place: Place, n: int) -> Floats:
     return philox.gumbel(np.array(place, np.uint32), n)
 
 
-@lru_cache(KEPT)
-def _kept(place: Place, n: int) -> Floats:
+@lru_cache(MAX_CACHED_PLACES)
+def _cached_gumbel(place: Place, n: int) -> Floats:
     """Return the target's noise for a place as a cached, read-only array."""
     noise = _gumbel(place, n)
     noise.flags.writeable = False

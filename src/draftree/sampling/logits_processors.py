@@ -22,7 +22,7 @@ from transformers import (
 from typing_extensions import override
 
 
-class Around(LogitsProcessor):
+class WrappedProcessor(LogitsProcessor):
     """A processor that calls another processor, for a text or batch other than the current one.
 
     Attributes:
@@ -34,7 +34,7 @@ class Around(LogitsProcessor):
 
 def named(processor: LogitsProcessor) -> str:
     """Return the name of a processor's class for messages."""
-    while isinstance(processor, Around):
+    while isinstance(processor, WrappedProcessor):
         processor = processor.inner
     return type(processor).__name__
 

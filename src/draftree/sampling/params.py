@@ -16,8 +16,8 @@ from transformers import (
 from typing_extensions import override
 
 from draftree.sampling.param_fields import Choice
-from draftree.sampling.warpers import steady
-from draftree.utils.validated_dataclass import knob, optional, several
+from draftree.sampling.warpers import make_reproducible
+from draftree.utils.validated_dataclass import is_list_of, knob, optional
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Sampling(Choice):
     """
 
     warpers: tuple[LogitsProcessor, ...] | None = knob(
-        None, rule=("none, or logits processors", optional(lambda value: several(value, callable)))
+        None,
+        rule=("none, or logits processors", optional(lambda value: is_list_of(value, callable))),
     )
 
     @override
@@ -63,14 +64,14 @@ class Sampling(Choice):
 
     @cached_property
     def processors(self) -> Sequence[LogitsProcessor]:
-        """Return transformers' warpers in the order of `generate`, after `steady`.
+        """Return transformers' warpers in the order of `generate`, after `make_reproducible`.
 
         Greedy decoding has none.
         """
         if self.greedy:
             return ()
         if self.warpers is not None:
-            return steady(self.warpers)
+            return make_reproducible(self.warpers)
         steps: list[
             tuple[Any, Any, Any]
         ] = [  # a warper, its value, and the one that changes nothing
@@ -80,7 +81,9 @@ class Sampling(Choice):
             (MinPLogitsWarper, self.min_p, 0),
             (TypicalLogitsWarper, self.typical_p, 1),
         ]
-        return steady([warper(value) for warper, value, nothing in steps if value != nothing])
+        return make_reproducible(
+            [warper(value) for warper, value, nothing in steps if value != nothing]
+        )
 
 
 GREEDY = Sampling()

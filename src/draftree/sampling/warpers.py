@@ -131,7 +131,7 @@ class Typical(TypicalLogitsWarper):
         return there.to(scores.device)
 
 
-STEADY: dict[type, Callable[[Any], LogitsProcessor]] = {
+REPRODUCIBLE_WARPERS: dict[type, Callable[[Any], LogitsProcessor]] = {
     TemperatureLogitsWarper: lambda step: Temperature(step.temperature),
     TopPLogitsWarper: lambda step: TopP(step.top_p, step.filter_value, step.min_tokens_to_keep),
     TypicalLogitsWarper: lambda step: Typical(
@@ -146,12 +146,15 @@ WARPERS: frozenset[type] = frozenset((Temperature, TopKLogitsWarper, TopP, MinP)
 """Warpers that process any number of texts at once, and never wait for the device."""
 
 
-def steady(steps: Sequence[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
-    """Return warpers after replacing each that has a counterpart in `STEADY`."""
-    return tuple(STEADY[type(step)](step) if type(step) in STEADY else step for step in steps)
+def make_reproducible(steps: Sequence[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+    """Return warpers after replacing each that has a counterpart in `REPRODUCIBLE_WARPERS`."""
+    return tuple(
+        REPRODUCIBLE_WARPERS[type(step)](step) if type(step) in REPRODUCIBLE_WARPERS else step
+        for step in steps
+    )
 
 
-def warped(logits: Tensor, steps: Sequence[LogitsProcessor]) -> Tensor:
+def apply_warpers(logits: Tensor, steps: Sequence[LogitsProcessor]) -> Tensor:
     """Return logits […, V] after warpers, in float32 unless they are float64.
 
     Without warpers they are returned unchanged.

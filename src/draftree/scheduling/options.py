@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from draftree.aliases import LIMIT
-from draftree.utils.validated_dataclass import Knobs, knob, translated
+from draftree.utils.validated_dataclass import Knobs, knob, translate_names
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SchedulerOptions(Knobs):
         Raises:
             UnknownName: a name is not an option.
         """
-        return cls(**translated(LIMIT, given, [f.name for f in fields(cls)]))
+        return cls(**translate_names(LIMIT, given, [f.name for f in fields(cls)]))
 
     def cache_tokens(self, context: int) -> int:
         """Return the largest number of tokens in the KV cache for a target's context length."""

@@ -24,7 +24,7 @@ from draftree.scheduling.prefix_cache import PrefixStore
 from draftree.scheduling.prompt_chunks import ChunkSizes, shares
 from draftree.scheduling.running_batch import RunningBatch
 from draftree.target.target import HiddenStates, Read
-from draftree.utils.hardware import timed
+from draftree.utils.hardware import time_work
 
 Act = Callable[[Sequence[Entry]], None]
 """Function that is called with the requests that take part in the next operation."""
@@ -185,7 +185,7 @@ class PromptReader:
         text = [np.array(entry.request.prompt[: prompt.read + count], np.int64)]
         cache, needs = prompt.cache, parts.drafter.needs
         work = lambda: prompt.taps.append(parts.target.prefill(cache, text, needs).taps)
-        self.sizes.read(count, timed(work, parts.target.decoder.device))
+        self.sizes.read(count, time_work(work, parts.target.decoder.device))
         prompt.read += count
 
     def _finish_apart(self, entries: Sequence[Entry]) -> None:

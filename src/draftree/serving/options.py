@@ -7,11 +7,11 @@ from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
-from draftree.utils.validated_dataclass import Knobs, knob, several, text
+from draftree.utils.validated_dataclass import Knobs, is_list_of, knob, text
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 """Host names that a browser may use for a server on a loopback address."""
-TEXTS = ("texts of at least one character", lambda value: several(value, text))
+TEXTS = ("texts of at least one character", lambda value: is_list_of(value, text))
 BATCHING = SchedulerOptions()
 SHORTEST_KEY = 8
 """Least number of characters in an API key."""

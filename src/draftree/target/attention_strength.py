@@ -21,7 +21,7 @@ from draftree.utils.hardware import has_float64
 
 AUTO: Literal["auto"] = "auto"
 """The value of a drafter's option that lets this measurement choose the layer to read."""
-DEAD = 0.1
+MIN_OUTPUT_NORM = 0.1
 """Share of the residual stream's norm below which attention has almost no effect."""
 TEXTS, TOKENS = 8, 512
 """Number of texts that are read; `TOKENS` is the number of tokens of each."""
@@ -44,11 +44,11 @@ class Attending:
     @property
     def dead(self) -> bool:
         """Return whether the attention has almost no effect; False if the measurement is NaN."""
-        return self.output < DEAD
+        return self.output < MIN_OUTPUT_NORM
 
 
 @torch.inference_mode()
-def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
+def measure_attention(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
     """Return the strength of attention in each of the L layers.
 
     It is measured on several of the texts, chosen at even intervals.

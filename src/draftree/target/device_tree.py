@@ -15,14 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.models.forward_batch import DeviceFeed, Laid
-from draftree.models.graph_capture import Epilogue, Given, Made
+from draftree.models.forward_batch import DeviceFeed, FeedTensors
+from draftree.models.graph_capture import Epilogue, InputTensors, OutputTensors
 from draftree.models.kv_cache import SlotCache
-from draftree.target.target import HiddenStates, HiddenStateSpec, Packing, Target, Verified
+from draftree.target.target import (
+    HiddenStates,
+    HiddenStateSpec,
+    Packing,
+    Target,
+    VerificationResult,
+)
 from draftree.tree import Floats, Ints, Tree
 from draftree.utils.profiler import in_phase
 
-GIVEN = 2
+NUM_CONSTANT_FIELDS = 2
 """Number of fields at the end of `Nodes` that do not change as the trees grow."""
 
 
@@ -70,19 +76,20 @@ class Nodes:
         return {f"nodes {f.name}": getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def of(cls, given: Given) -> Self:
+    def of(cls, given: InputTensors) -> Self:
         """Return the draft trees that a pass was given, from its inputs by name."""
         return cls(*(given[f"nodes {f.name}"] for f in fields(cls)))
 
     @property
-    def made(self) -> Made:
+    def made(self) -> OutputTensors:
         """Return the tensors that change as the trees grow."""
-        return tuple(getattr(self, f.name) for f in fields(self)[:-GIVEN])
+        return tuple(getattr(self, f.name) for f in fields(self)[:-NUM_CONSTANT_FIELDS])
 
-    def after(self, made: Made) -> Self:
+    def after(self, made: OutputTensors) -> Self:
         """Return the draft trees with the outputs of a pass in place of the old tensors."""
         return replace(
-            self, **dict(zip([f.name for f in fields(self)[:-GIVEN]], made, strict=True))
+            self,
+            **dict(zip([f.name for f in fields(self)[:-NUM_CONSTANT_FIELDS]], made, strict=True)),
         )
 
     @property
@@ -271,13 +278,13 @@ class DeviceTree:
 
 @torch.inference_mode()
 @in_phase("verify")
-def verified(
+def verify_device_tree(
     target: Target,
     cache: SlotCache,
     grown: DeviceTree,
     needs: HiddenStateSpec,
     mark: Callable[[], None] = lambda: None,
-) -> tuple[DeviceReport, Verified]:
+) -> tuple[DeviceReport, VerificationResult]:
     """Verify draft trees that only the device knows; return the trees and the result.
 
     As in `Target.verify`, this is one pass. The host waits for the device only once in the step,
@@ -287,7 +294,7 @@ def verified(
     last = target.decoder.context - 1
     asked = grown.asked
 
-    def make(given: Given) -> Laid:
+    def make(given: InputTensors) -> FeedTensors:
         nodes = Nodes.of(given)
         best = nodes.best(n, grown.rank(nodes))
         places = (nodes.start + nodes.depth.gather(1, best)).clamp(
@@ -295,7 +302,7 @@ def verified(
         )  # the position of padding is arbitrary
         return nodes.tokens.gather(1, best), places, nodes.lines(best, best), nodes.start
 
-    def made(results: Made, given: Given) -> Made:
+    def made(results: OutputTensors, given: InputTensors) -> OutputTensors:
         nodes = Nodes.of(given)
         best = nodes.best(n, grown.rank(nodes))
         answers = asked(results[0][:, :n], nodes.noise, nodes.depth.gather(1, best))
@@ -314,7 +321,7 @@ def verified(
         answers[:, nodes] = told_of[row, -2 * n :].reshape(2, n)[:, : len(nodes)]
     packed, positions = Packing(tree.row, rows, out.device), cache.lengths[tree.row] + tree.depth
     hidden = {layer: packed(h) for layer, h in zip(needs.hidden, caught, strict=True)}
-    return told, Verified(
+    return told, VerificationResult(
         packed(out),
         HiddenStates(hidden, tree.row, positions, tree.tokens, cache),
         (answers[0].tolist(), answers[1].tolist()),

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from draftree.errors import UserError
-from draftree.models.batch_invariant import Stable, first_variant_layer
+from draftree.models.batch_invariant import BatchInvariantRunner, first_variant_layer
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_modules import replaced_kinds
@@ -26,17 +26,17 @@ from draftree.models.invariant_widths import Widths
 from draftree.models.packed_linear import packed_shapes
 from draftree.models.spread import is_spread
 from draftree.utils.files import Entries, as_user_error, read_object, write_text
-from draftree.utils.hardware import has_float64, interleaved, kept, machine
+from draftree.utils.hardware import has_float64, machine, measurement_path, time_interleaved
 
 HALF = (torch.bfloat16, torch.float16)
 """Dtypes in which two tokens often have almost equal probabilities."""
-CONTEXT, CHEAP, LONGEST = 256, 0.02, 2.0
+CONTEXT, MAX_DEFAULT_SLOWDOWN, MAX_PROBE_SECONDS = 256, 0.02, 2.0
 """Context length in tokens at which the cost of batch invariance is measured.
 
-`CHEAP` is the largest relative cost at which `bits` is the default. `LONGEST` is the duration of
+`MAX_DEFAULT_SLOWDOWN` is the largest relative cost at which `bits` is the default. `MAX_PROBE_SECONDS` is the duration of
 the measurement in seconds.
 """
-TOLD = 1.0
+MIN_REPORTED_PERCENT = 1.0
 """Relative cost in percent from which on the choice is logged."""
 LAYOUT = "2"
 """Version of the saved files; it changes when the measurements or their results change."""
@@ -87,7 +87,9 @@ class Findings:
         return cls(kinds, entries.get("parting", str | None), entries.get("price", float | None))
 
 
-def probe_batch_invariance(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
+def probe_batch_invariance(
+    decoder: Decoder, priced: bool = False
+) -> tuple[BatchInvariantRunner, Findings]:
     """Measure whether a model can be batch invariant, or load an earlier result of this machine.
 
     Args:
@@ -98,9 +100,9 @@ def probe_batch_invariance(decoder: Decoder, priced: bool = False) -> tuple[Stab
         The batch-invariant runner, which is not in use yet, and the findings.
     """
     about = identity(decoder)
-    path = kept("exactness", about)
+    path = measurement_path("exactness", about)
     before = _stored(path)
-    stable = Stable(decoder, {} if before is None else before.kinds)
+    stable = BatchInvariantRunner(decoder, {} if before is None else before.kinds)
     found = before
     if found is None:
         own = None if stable.exact else "in its attention, which is no other one"
@@ -149,10 +151,10 @@ def _stored(path: Path) -> Findings | None:
 
 def price(
     decoder: Decoder,
-    stable: Stable,
+    stable: BatchInvariantRunner,
     width: int = 1,
     context: int = CONTEXT,
-    longest: float = LONGEST,
+    longest: float = MAX_PROBE_SECONDS,
 ) -> float:
     """Return the relative increase of the time of a pass with the batch-invariant runner.
 
@@ -173,13 +175,13 @@ def price(
         feed = ForwardBatch.chains([ids[count:]], cache.lengths.copy(), decoder.device)
 
         steps = [partial(each.forward, feed, cache) for each in (decoder.runner, stable.runner)]
-        own, ours = interleaved(steps, decoder.device, longest)
+        own, ours = time_interleaved(steps, decoder.device, longest)
     return ours / own - 1
 
 
 def resolve_exactness(
     decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False
-) -> tuple[Stable | None, Word]:
+) -> tuple[BatchInvariantRunner | None, Word]:
     """Decide whether a target's passes are batch invariant.
 
     They are if the user requests it. Without a request they are in half precision, if this costs
@@ -220,8 +222,8 @@ def resolve_exactness(
     if found.price is None:
         LOG.info("exactness is 'ties': a token has other bits in company, %s", found.lacks)
         return None, "ties"
-    percent, cheap = 100 * max(found.price, 0), found.price <= CHEAP
-    if percent >= TOLD:
+    percent, cheap = 100 * max(found.price, 0), found.price <= MAX_DEFAULT_SLOWDOWN
+    if percent >= MIN_REPORTED_PERCENT:
         LOG.info(
             "exactness is '%s': with bits a step takes %.1f %% longer on this machine",
             "bits" if cheap else "ties",

@@ -21,11 +21,17 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.models.loading_progress import no_loading_bar
 from draftree.models.supported_architectures import refuse_unsupported
 from draftree.target.gguf_header import Header, read_header
-from draftree.utils.files import as_user_error, cache_folder, locked, on_disk, whole_folder
+from draftree.utils.files import (
+    as_user_error,
+    cache_folder,
+    lock_output,
+    replace_folder,
+    report_disk_errors,
+)
 from draftree.utils.hardware import return_memory
 
 LOG = logging.getLogger("draftree")
@@ -34,7 +40,7 @@ MAGIC, LAYOUT = b"GGUF", 1
 
 `LAYOUT` is the version of the converted folder, which is part of its name.
 """
-NEEDED = ("gguf", "accelerate")
+REQUIRED_PACKAGES = ("gguf", "accelerate")
 """The packages with which transformers reads GGUF files."""
 
 
@@ -56,13 +62,13 @@ COUNTS = (
     ".dimension_count",
 )
 """Endings of the names of entries that give a size or number of tensors."""
-LISTED = 10_000
+MAX_PARTS = 10_000
 """The largest number of parts that are looked for, because a file name may claim any number."""
-SPARE = 1 << 12
+MAX_EXTRA_VALUES = 1 << 12
 """Number of values that a model may have beyond the tensors of a file, such as buffers."""
 
 
-def dequantised(path: Path) -> Path:
+def dequantise(path: Path) -> Path:
     """Return the folder of a GGUF file's dequantised weights, tokenizer and chat template.
 
     The folder is made once, in `targets` of the cache folder, and is named by a hash of the file's
@@ -79,7 +85,9 @@ def dequantised(path: Path) -> Path:
     with as_user_error(f"cannot read '{path}'"):
         parts = parts_of(path)
         stats = [part.stat() for part in parts]
-        return _kept(path, tuple(parts), tuple((file.st_size, file.st_mtime_ns) for file in stats))
+        return _converted_folder(
+            path, tuple(parts), tuple((file.st_size, file.st_mtime_ns) for file in stats)
+        )
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -99,7 +107,7 @@ def parts_of(path: Path) -> list[Path]:
         )
     parts = [
         path.with_name(f"{named['name']}-{i + 1:05}-of-{count:05}.gguf")
-        for i in range(min(count, LISTED))
+        for i in range(min(count, MAX_PARTS))
     ]
     if missing := [part for part in parts if not part.is_file()]:
         raise UserError(
@@ -109,7 +117,9 @@ def parts_of(path: Path) -> list[Path]:
 
 
 @cache
-def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> Path:
+def _converted_folder(
+    path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]
+) -> Path:
     """Return the folder for files of given sizes and modification times, and make it if needed.
 
     The result is cached, because both weights and tokenizer need it.
@@ -117,11 +127,11 @@ def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...
     headers = _check(path, parts)  # before the slow hash of all bytes
     folder = dequantised_folder(parts)
     if not folder.is_dir():
-        if missing := [name for name in NEEDED if find_spec(name) is None]:
+        if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
             raise UserError(
                 f"'{path}' needs the package '{missing[0]}': pip install 'draftree[gguf]'"
             )
-        with locked(folder, wait=True):
+        with lock_output(folder, wait=True):
             if not folder.is_dir():  # another process may have made it meanwhile
                 LOG.info("dequantising '%s', once", path)
                 _convert(path, parts, headers, folder)
@@ -158,7 +168,7 @@ def _check(path: Path, parts: Sequence[Path]) -> list[Header]:
         with part.open("rb") as file:
             if (first := file.read(len(MAGIC))) != MAGIC:
                 raise UserError(
-                    f"'{part}' is not a GGUF file: it begins with {shown(first)}, allowed is {MAGIC!r}"
+                    f"'{part}' is not a GGUF file: it begins with {format_value(first)}, allowed is {MAGIC!r}"
                 )
         with as_user_error(f"cannot read '{part}', which is broken"):
             headers.append(read_header(part))
@@ -190,7 +200,7 @@ def _convert(path: Path, parts: Sequence[Path], headers: Sequence[Header], folde
             dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"
         ) as beside:
             joined = Path(beside) / "joined.gguf"
-            with on_disk(folder):
+            with report_disk_errors(folder):
                 _join(joined, readers[0].fields["general.architecture"].contents(), readers)
             _dequantise(joined, headers, folder)
 
@@ -247,7 +257,7 @@ def _check_header(
 
     def refuse(name: str, allowed: object) -> NoReturn:
         raise UserError(
-            f"'{path}': {name} is {shown(header[name])}, allowed by its tensors is {allowed}"
+            f"'{path}': {name} is {format_value(header[name])}, allowed by its tensors is {allowed}"
         )
 
     most = max((size for sizes in tensors.values() for size in sizes), default=0)
@@ -286,7 +296,7 @@ def _check_size(path: Path, config: PreTrainedConfig, kind: Any, headers: Sequen
     with torch.device("meta"):
         model = kind(config)
     wanted = sum(parameter.numel() for parameter in model.parameters())
-    if wanted > stored + SPARE:
+    if wanted > stored + MAX_EXTRA_VALUES:
         raise UserError(
             f"'{path}' has a header for {wanted} weights, allowed by its tensors are {stored}"
         )
@@ -348,7 +358,7 @@ def _dequantise(path: Path, headers: Sequence[Header], folder: Path) -> None:
         if "tokenizer.ggml.model" in headers[0].entries
         else None
     )
-    with whole_folder(folder) as beside:
+    with replace_folder(folder) as beside:
         model.save_pretrained(beside)
         if tokenizer is not None:
             tokenizer.save_pretrained(beside)

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FORMS = {
+STRUCT_FORMATS = {
     0: "<B",
     1: "<b",
     2: "<H",
@@ -106,9 +106,9 @@ def form_of(kind: int) -> str:
     Raises:
         ValueError: the type is unknown.
     """
-    if kind not in FORMS:
+    if kind not in STRUCT_FORMATS:
         raise ValueError(f"an entry has type {kind}, allowed are those of GGUF")
-    return FORMS[kind]
+    return STRUCT_FORMATS[kind]
 
 
 def read_header(path: Path) -> Header:

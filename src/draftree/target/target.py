@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from draftree.aliases import DTYPE, accepted
-from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
+from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, format_value
 from draftree.kernels.topk import likeliest
 from draftree.kernels.tree_verification import packed, path_slots
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.forward_batch import Chunk, ForwardBatch
-from draftree.models.graph_capture import usual_capture
+from draftree.models.graph_capture import select_capture
 from draftree.models.grouped_attention import use_grouped_attention
 from draftree.models.int4_linear import round_to_four_bits
 from draftree.models.kv_cache import SlotCache
@@ -37,10 +37,10 @@ from draftree.models.spread import check_weights
 from draftree.models.supported_architectures import refuse_unsupported
 from draftree.target.chat_templates import names, read_template, with_default_system
 from draftree.target.exactness import HALF, LOG, Word, bfloat16_is_fast, resolve_exactness
-from draftree.target.hub import located
+from draftree.target.hub import locate_model
 from draftree.target.kernel_choice import choose_kernels
-from draftree.target.load_weights import merged, rounding
-from draftree.target.names import ALLOWED, SMOLLM2, hint, known, known_as, location
+from draftree.target.load_weights import loading_arguments, merge_adapter
+from draftree.target.names import ALLOWED, SMOLLM2, hint, known_as, location, shipped_name
 from draftree.tree import AcceptResult, Bools, Ints, Tree
 from draftree.utils.files import as_user_error
 from draftree.utils.gc_pause import gc_paused
@@ -51,10 +51,10 @@ LAST = -1
 """Index of the hidden states after the final norm, which the LM head reads."""
 CHUNK = 1024
 """Largest number of prompt tokens per pass; it limits the mask's memory to 1,024 × context."""
-ENDING, WORTH = 16, 64
+FINAL_TOKENS, MIN_SNAPSHOT_TOKENS = 16, 64
 """Number of final prompt tokens that are read in a pass of their own.
 
-This applies only to models with recurrent states and prompts of more than `WORTH` tokens. A
+This applies only to models with recurrent states and prompts of more than `MIN_SNAPSHOT_TOKENS` tokens. A
 snapshot of the states then exists before these tokens.
 """
 
@@ -180,7 +180,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationResult:
     """The result of one forward pass over draft trees.
 
     Attributes:
@@ -263,7 +263,7 @@ class Target:
         check_weights(model, loading)
         warn_of_training(model)
         name = name_of(model)
-        decoder = Decoder(model, capture=usual_capture(model, None))
+        decoder = Decoder(model, capture=select_capture(model, None))
         stable, _ = resolve_exactness(decoder, name, exactness, free=False)
         if stable is not None:
             stable.use(decoder)
@@ -295,13 +295,13 @@ class Target:
                 device cannot be used.
         """
         loading = Loading.of({"dtype": dtype, "device": device, **how})
-        place, dtype = usable(device), named(dtype)
+        place, dtype = resolve_device(device), named(dtype)
         if dtype is torch.float64 and not has_float64(place):
             raise UserError(
                 f"dtype is float64 and device '{place.type}', which lacks it: allowed there is float32 or float16"
             )
         with as_user_error(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
-            path = located(location(name), loading.revision)
+            path = locate_model(location(name), loading.revision)
             config = AutoConfig.from_pretrained(path, **loading.config_kwargs)
             kind = _class(config)
             if kind is not None or not loading.trust_remote_code:
@@ -313,7 +313,7 @@ class Target:
             usual = torch.float32 if place.type == "cpu" and stored in HALF else stored
             four = loading.quantize == "int4"
             dtype = dtype or (torch.bfloat16 if chosen or four else usual)
-            told = loading.weight_kwargs | rounding(config, loading, place)
+            told = loading.weight_kwargs | loading_arguments(config, loading, place)
             model, info = pretrained(path, config, dtype, **told)
             if missing := sorted(
                 map(str, info["missing_keys"])
@@ -324,12 +324,12 @@ class Target:
             check_weights(model, loading)
             if place.type == "cuda" and loading.attn_implementation is None:
                 use_grouped_attention(model)
-            model = merged(
+            model = merge_adapter(
                 model if "device_map" in told else model.to(place), loading
             ).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
-            decoder = Decoder(model, capture=usual_capture(model, loading.compile))
+            decoder = Decoder(model, capture=select_capture(model, loading.compile))
             _ = decoder.shapes  # a pass over one token reveals many faults of a config
             compiled = choose_kernels(decoder, loading)
             if loading.compile and not compiled and place.type == "cpu":
@@ -420,7 +420,7 @@ class Target:
         needs: HiddenStateSpec,
         rows: Ints | None = None,
         more: int = 0,
-    ) -> Verified:
+    ) -> VerificationResult:
         """Run the model on the prompt tokens that the cache does not contain yet, and commit them.
 
         Args:
@@ -445,7 +445,7 @@ class Target:
 
     def _prefilled(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec, more: int
-    ) -> Verified:
+    ) -> VerificationResult:
         reach = np.array([len(p) + more for p in prompts], np.int64)
         logits: list[Tensor | None] = [None] * len(prompts)
         taps: list[list[HiddenStates]] = [[] for _ in prompts]
@@ -468,7 +468,7 @@ class Target:
             np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens")
         )
         stacked = torch.stack([row for row in logits if row is not None])
-        return Verified(stacked, HiddenStates(hidden, rows, positions, tokens, cache))
+        return VerificationResult(stacked, HiddenStates(hidden, rows, positions, tokens, cache))
 
     def read_anew(self, cache: SlotCache, texts: Sequence[Ints], rows: Ints) -> None:
         """Prefill texts again that are about to exceed the length at which `longrope` changes.
@@ -557,7 +557,7 @@ class Target:
         needs: HiddenStateSpec,
         probes: Probes | None = None,
         chunks: Sequence[Chunk] = (),
-    ) -> Verified:
+    ) -> VerificationResult:
         """Run one pass over the draft trees of all sequences, probes, and prompt chunks.
 
         Chunks belong to other sequences and are committed at once. Tree nodes are written to the
@@ -586,7 +586,7 @@ class Target:
         needs: HiddenStateSpec,
         probes: Probes,
         chunks: Sequence[Chunk],
-    ) -> Verified:
+    ) -> VerificationResult:
         """Run the pass of `verify` over draft trees, probes and prompt chunks."""
         last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
         last = np.minimum(
@@ -634,7 +634,7 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
     """
     rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
     own = cache.states is not None
-    cuts = [len(r) - ENDING if own and len(r) > WORTH else 0 for r in rest]
+    cuts = [len(r) - FINAL_TOKENS if own and len(r) > MIN_SNAPSHOT_TOKENS else 0 for r in rest]
     cache.mark()
     for several in (
         [r[:c] for r, c in zip(rest, cuts, strict=True)],
@@ -647,7 +647,7 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
 
 def _in_order(
     out: ModelOutput, taps: HiddenStates, needs: HiddenStateSpec, at: Ints | None
-) -> Verified:
+) -> VerificationResult:
     """Return the result of a pass over draft trees, with internals in the order of the nodes.
 
     Args:
@@ -661,7 +661,7 @@ def _in_order(
         index = to_device(at, out.logits.device)
         hidden = {layer: h.index_select(0, index) for layer, h in hidden.items()}
         top = None if top is None else top.index_select(0, to_device(at, top.device))
-    return Verified(out.logits, replace(taps, hidden=hidden, top=top), at=at)
+    return VerificationResult(out.logits, replace(taps, hidden=hidden, top=top), at=at)
 
 
 def likeliest_tokens(logits: Tensor, k: int) -> Tensor:
@@ -713,7 +713,7 @@ def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> b
     must have instructions for bfloat16.
     """
     # SmolLM2's own checkpoint is; the file in its package was quantised from it.
-    stored = getattr(config, "dtype", None) is torch.bfloat16 or known(name) == SMOLLM2
+    stored = getattr(config, "dtype", None) is torch.bfloat16 or shipped_name(name) == SMOLLM2
     left = loading.exactness != "ties" and not (
         loading.attn_implementation or loading.adapter or loading.quantize
     )
@@ -736,7 +736,9 @@ def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == "auto":
         return None
     name = (
-        str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else shown(dtype)
+        str(dtype).removeprefix("torch.")
+        if isinstance(dtype, str | torch.dtype)
+        else format_value(dtype)
     )
     name = accepted(DTYPE, name, DTYPES)
     if name not in DTYPES:
@@ -749,7 +751,7 @@ LONGEST_REASON = 80
 """Largest number of characters of torch's message that an error repeats."""
 
 
-def usable(device: str | torch.device | None) -> torch.device:
+def resolve_device(device: str | torch.device | None) -> torch.device:
     """Return a device on which torch can compute; by default a GPU if one is available.
 
     Raises:
@@ -758,17 +760,19 @@ def usable(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if str(device).partition(":")[0] == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device is {shown(device)}, but there is no CUDA here: device='cpu'")
+        raise UserError(
+            f"device is {format_value(device)}, but there is no CUDA here: device='cpu'"
+        )
     allowed = "allowed is one that torch can use here (cpu, cuda, …)"
     try:
         found = torch.empty(0, device=device).device
     except Exception as error:  # the type of error depends on the backend
         why = first_line(error)  # some backends print a long list
         raise UserError(
-            f"device is {shown(device)}, {allowed}{f': {why}' if len(why) < LONGEST_REASON else ''}"
+            f"device is {format_value(device)}, {allowed}{f': {why}' if len(why) < LONGEST_REASON else ''}"
         ) from error
     if found.type == "meta":
-        raise UserError(f"device is {shown(device)}, {allowed}: it holds no values")
+        raise UserError(f"device is {format_value(device)}, {allowed}: it holds no values")
     return found
 
 
@@ -797,7 +801,7 @@ def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerB
     allowed = f"allowed: {ALLOWED}; load(…, tokenizer=…) takes one"
     with as_user_error(f"target '{target}' has no tokenizer that can be read ({allowed})"):
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            located(location(target), source.revision), **source.config_kwargs
+            locate_model(location(target), source.revision), **source.config_kwargs
         )
         found("a")
     if source.chat_template is not None:

@@ -12,9 +12,9 @@ import warnings
 import torch
 
 from draftree.errors import DraftreeError, DraftreeWarning
-from draftree.models.graph_capture import Eager, Graphs
+from draftree.models.graph_capture import EagerCapture, Graphs
 from draftree.registry import KINDS, part, parts
-from draftree.target.target import usable
+from draftree.target.target import resolve_device
 from draftree.testing.conformance import SCRIPTED, Suite, batch_cases, cases
 from draftree.testing.fakes import Recorder, tiny_target
 
@@ -56,7 +56,7 @@ def main() -> int:
     try:
         for kind, named in only.items():
             [part(kind, name) for name in named if name not in SCRIPTED]
-        device = usable(asked["device"])
+        device = resolve_device(asked["device"])
     except DraftreeError as error:
         parser.error(str(error))
     if min([*asked["batches"], asked["every"], asked["start"] + 1]) < 1:
@@ -69,7 +69,7 @@ def main() -> int:
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
     recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
     target = tiny_target(
-        capture=recording if asked["captured"] else Eager(),
+        capture=recording if asked["captured"] else EagerCapture(),
         compiled=asked["compiled"],
         device=device,
     )

@@ -32,13 +32,13 @@ from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.costs.timings import StepTimes
 from draftree.drafters.base import Drafter, Trainable
-from draftree.engine import Engine, Held
+from draftree.engine import Engine, PrefixCache
 from draftree.errors import UserError
 from draftree.loop import Components, State, admit, decode, plain, release, step
 from draftree.policies.base import Policy, append
 from draftree.registry import KINDS, check_exact, part, parts
-from draftree.request import Request, under
-from draftree.sampling.distributions import Distributions, processed
+from draftree.request import Request, override_sampling
+from draftree.sampling.distributions import Distributions, apply_processors
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.keyed_noise import Keyed, RandomSource
 from draftree.sampling.params import Sampling
@@ -258,7 +258,7 @@ class Suite:
             )
             alone = SequenceBatch(self.target.new_cache(1, 8))
             rule: Acceptor = part("acceptor", "greedy" if sampling.greedy else "match")()
-            for _ in plain(self.target, rule, alone, under([unending], sampling)):
+            for _ in plain(self.target, rule, alone, override_sampling([unending], sampling)):
                 pass
             self._references[key] = alone.written[0]
         return self._references[key]
@@ -271,7 +271,7 @@ class Suite:
             requests[2], eos=frozenset({self.reference(requests[2], sampling)[4]})
         )
         rows = SequenceBatch(self.target.new_cache(3, 8))
-        for _ in plain(self.target, rule, rows, under(requests, sampling)):
+        for _ in plain(self.target, rule, rows, override_sampling(requests, sampling)):
             pass
         for request, got in zip(requests, rows.written, strict=True):
             self.judge(rule, request, sampling, got, f"plain decoding with {acceptor}")
@@ -312,7 +312,7 @@ class Suite:
             COSTS,
         )
         streamed: list[list[int]] = [[] for _ in requests]
-        for events, state in decode(parts, rows, under(requests, sampling)):
+        for events, state in decode(parts, rows, override_sampling(requests, sampling)):
             for event in events:
                 assert len(event.origins) == len(event.tokens) > 0
                 streamed[event.row] += event.tokens
@@ -343,7 +343,9 @@ class Suite:
         ), f"{where}: {got}"
         for i, token in enumerate(got):
             text = [*request.before, *request.prompt, *got[:i]]
-            scores = processed(torch.zeros(self.target.decoder.vocab), request.processors, text)
+            scores = apply_processors(
+                torch.zeros(self.target.decoder.vocab), request.processors, text
+            )
             assert scores[token] > -torch.inf, (
                 f"{where}: {got} has a token at {i} that the processors forbid"
             )
@@ -490,12 +492,12 @@ def _look(
     target: Target, where: str, rows: SequenceBatch, drafter: Drafter[Any], state: State
 ) -> None:
     """Check that the cache and the state of a running batch are like fresh ones."""
-    held = Held(rows.committed, rows.cache, state.drafter)
+    held = PrefixCache(rows.committed, rows.cache, state.drafter)
     _as_if_fresh(target, drafter, held, rows.last, rows.live, where)
 
 
 def _as_if_fresh(
-    target: Target, drafter: Drafter[Any], held: Held, last: Ints, live: Ints, where: str
+    target: Target, drafter: Drafter[Any], held: PrefixCache, last: Ints, live: Ints, where: str
 ) -> None:
     """Check that the target's cache equals that of a fresh prefill, and the drafter's state too.
 

@@ -16,18 +16,18 @@ from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from typing_extensions import override
 
-from draftree.drafters.base import Drafter, picked
-from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended
+from draftree.drafters.base import Drafter, select_slots
+from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
 from draftree.models.decoder import Decoder
-from draftree.models.graph_capture import Capture, Eager, Made
+from draftree.models.graph_capture import Capture, EagerCapture, OutputTensors
 from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import Loading
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.sampling.keyed_noise import RandomSource
 from draftree.target.device_tree import Choose, Layers, Nodes
 from draftree.target.kernel_choice import choose_kernels
 from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target
-from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree, absent
+from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree, mask_nan
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 def tiny_target(
     context: int = 40,
     seed: int = 1,
-    capture: Capture = Eager(),
+    capture: Capture = EagerCapture(),
     compiled: bool = False,
     device: torch.device = CPU,
 ) -> Target:
@@ -89,7 +89,9 @@ class Recorder:
     def __init__(self) -> None:
         self.recorded = self.launched = 0
 
-    def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+    def __call__(
+        self, work: Callable[[], OutputTensors]
+    ) -> tuple[Callable[[], None], OutputTensors]:
         """Record work; return a function that repeats it, and its results; see `Record`."""
         lying = work()
         self.recorded += 1
@@ -212,8 +214,10 @@ class TableDrafter(Drafter[None]):
     ) -> tuple[Candidates, None]:
         log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
         if self._chance is None or not drawing.kind.sampled:
-            return drawn(log_q, k, drawing, tree.row[frontier], tree.depth[frontier]), None
-        q = absent(drawing.log_q(log_q, tree.row[frontier]))
+            return draw_candidates(
+                log_q, k, drawing, tree.row[frontier], tree.depth[frontier]
+            ), None
+        q = mask_nan(drawing.log_q(log_q, tree.row[frontier]))
         return self._branched(
             self._chance, q, min(k, log_q.shape[1]), drawing.kind, tree, frontier
         ), None
@@ -288,7 +292,7 @@ class Scripted(Drafter[Texts]):
                 self._order(row, np.append(state[row], tree.tokens[tree.path(int(node))]))
             )
             logits[i, order] = -torch.arange(len(order), dtype=torch.float64)
-        return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
+        return draw_candidates(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
 
     def right(self, row: int, text: Ints) -> int | None:
         """Return the token that plain decoding generates after a text.
@@ -318,15 +322,15 @@ class Scripted(Drafter[Texts]):
 
     @override
     def commit(self, state: Texts, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Texts:
-        return extended(state, tree, verdict)
+        return extend_texts(state, tree, verdict)
 
     @override
     def truncate(self, state: Texts, lengths: Ints, rows: Ints | None = None) -> Texts:
-        return cut(state, lengths, rows)
+        return truncate_texts(state, lengths, rows)
 
     @override
     def select(self, state: Texts, rows: Ints, cache: SlotCache) -> Texts:
-        return picked(state, rows, NO_TEXT)
+        return select_slots(state, rows, NO_TEXT)
 
 
 @final
@@ -456,7 +460,7 @@ class Coached(Drafter[tuple[Any, Texts]]):
         self, state: tuple[Any, Texts], rows: Ints, cache: SlotCache
     ) -> tuple[Any, Texts] | None:
         inner = self._drafter.select(state[0], rows, cache)
-        return None if inner is None else (inner, picked(state[1], rows, NO_TEXT))
+        return None if inner is None else (inner, select_slots(state[1], rows, NO_TEXT))
 
     @override
     def carry(self, state: tuple[Any, Texts]) -> tuple[Any, Texts]:

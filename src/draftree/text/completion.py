@@ -20,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from draftree.aliases import RESULT, TOKEN
 from draftree.batch import Writer
 from draftree.data.prompts import Prompt, Prompts, ids_of, prompts_of
-from draftree.errors import HintingText, UserError, shown
+from draftree.errors import HintingText, UserError, format_value
 from draftree.metrics import Stats
 from draftree.request import Emitted, Ending, Logprob, Origin
 from draftree.text.options import Options
@@ -109,7 +109,7 @@ class Completion(HintingText):
     def __repr__(self) -> str:
         """Return the shortened text and the main figures."""
         told = f"{len(self.tokens)} tokens, ending={self.ending!r}, {figures(self.stats)}"
-        return f"Completion({shown(self.text)}, {told})"
+        return f"Completion({format_value(self.text)}, {told})"
 
     def _repr_html_(self) -> str:
         """Return the text as HTML for a notebook, coloured by origin, and the speed."""
@@ -294,7 +294,7 @@ class Writing:
             return self.result
         if not isinstance(streamer, BaseStreamer):
             raise UserError(
-                f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None"
+                f"streamer is {format_value(streamer)}, allowed is one of transformers' streamers, or None"
             )
         streamer.put(torch.tensor([self._first]))
         for token in self.tokens():

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, final
 
 from draftree.aliases import CONVERSATION
 from draftree.batch import Writer
-from draftree.data.prompts import is_chat, with_system
+from draftree.data.prompts import add_system_message, is_chat
 from draftree.data.readers import Messages
-from draftree.errors import Hinting, UserError, shown
+from draftree.errors import Hinting, UserError, format_value
 from draftree.text.calls import takes_prompt
 from draftree.text.completion import Completion, Token, Writing, complete
 from draftree.text.options import Options
@@ -40,7 +40,9 @@ class Conversation(Hinting):
 
     def __repr__(self) -> str:
         """Return the number of messages, and the last one in short form."""
-        last = f", the last {shown(self.messages[-1].get('content'))}" if self.messages else ""
+        last = (
+            f", the last {format_value(self.messages[-1].get('content'))}" if self.messages else ""
+        )
         return f"Conversation({len(self.messages)} messages{last})"
 
     @takes_prompt
@@ -84,7 +86,7 @@ class Conversation(Hinting):
 
     def _asked(self, text: str) -> Messages:
         if not unicode(text):
-            raise UserError(f"the text is {shown(text)}, allowed is a text")
+            raise UserError(f"the text is {format_value(text)}, allowed is a text")
         return [*self.messages, {"role": "user", "content": text}]
 
     def _answer(self, text: str, options: Mapping[str, Any]) -> Writing:
@@ -106,6 +108,8 @@ def started(
     """
     if messages is not None and not is_chat(messages):
         raise UserError(
-            f"messages is {shown(messages)}, allowed is a list of messages that each have a role and a content"
+            f"messages is {format_value(messages)}, allowed is a list of messages that each have a role and a content"
         )
-    return Conversation(engine, with_system(system, messages or []), Options.of(None, options))
+    return Conversation(
+        engine, add_system_message(system, messages or []), Options.of(None, options)
+    )

@@ -11,13 +11,13 @@ from draftree.sampling.param_fields import Choice
 from draftree.utils.validated_dataclass import (
     Knobs,
     Rule,
+    is_finite,
+    is_list_of,
+    is_whole,
     knob,
     optional,
-    real,
-    several,
     text,
     unicode,
-    whole,
 )
 
 FORM_PANEL, END_PANEL = "The form of the answer", "The end of the answer"
@@ -37,24 +37,24 @@ def _stop(value: Any) -> bool:
 
 
 def _stops(value: Any) -> bool:
-    return (isinstance(value, str) and not value) or _stop(value) or several(value, _stop)
+    return (isinstance(value, str) and not value) or _stop(value) or is_list_of(value, _stop)
 
 
 def _bias(value: Any) -> bool:
-    return real(value) or (isinstance(value, float) and value == -inf)
+    return is_finite(value) or (isinstance(value, float) and value == -inf)
 
 
 def _biases(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
-        (text(k) or whole(k)) and _bias(v) for k, v in value.items()
+        (text(k) or is_whole(k)) and _bias(v) for k, v in value.items()
     )
 
 
 BIASES: Rule = "ids or texts of one token, each with a finite number or -inf", optional(_biases)
-IDS: Rule = "ids of at least 0", lambda value: several(value, whole)
+IDS: Rule = "ids of at least 0", lambda value: is_list_of(value, is_whole)
 TEXTS: Rule = (
     "texts of at least one character",
-    lambda value: unicode(value) or several(value, text),
+    lambda value: unicode(value) or is_list_of(value, text),
 )
 STOPS: Rule = "texts of at least one character, U+FFFD none of them", _stops
 SCHEMA: Rule = (
@@ -64,7 +64,7 @@ SCHEMA: Rule = (
 PATTERN: Rule = "a pattern of at least one character", optional(text)
 BEGINNING: Rule = (
     "a text, or ids of at least 0",
-    lambda value: unicode(value) or several(value, whole),
+    lambda value: unicode(value) or is_list_of(value, is_whole),
 )
 BIAS_HELP = "Add BIAS to the logit of a token, given as id or text; may be repeated."
 LOGPROBS_HELP = "With --json: log-probabilities of each token and of the N likeliest."

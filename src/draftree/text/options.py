@@ -29,7 +29,7 @@ from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.text.option_fields import Parameters
 from draftree.text.stop_strings import StopStrings, StopTexts
-from draftree.utils.validated_dataclass import knob, optional, translated
+from draftree.utils.validated_dataclass import knob, optional, translate_names
 
 Forced = Callable[[Sequence[int]], int | None]
 
@@ -120,7 +120,7 @@ class Options(Parameters):
             UserError: an option is given under two names.
         """
         defaults = {f.name: f.default for f in fields(cls)}
-        asked = translated(OPTION, rewrite_options(given), defaults)
+        asked = translate_names(OPTION, rewrite_options(given), defaults)
         asked = {name: defaults[name] if value is None else value for name, value in asked.items()}
         if "max_new_tokens" in asked:  # as in transformers, it wins if both are given
             asked["max_length"] = None

@@ -16,7 +16,7 @@ from draftree.sampling.params import GREEDY, Sampling
 from draftree.target.target import Target
 from draftree.text.stop_strings import StopStrings, StopTexts
 from draftree.training.base import LOG
-from draftree.utils.progress import PATIENCE, duration
+from draftree.utils.progress import SILENT_SECONDS, duration
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def log_estimate(author: "Author", what: str, texts: int, tokens: int) -> None:
         tokens: largest number of tokens in each text.
     """
     seconds = author.seconds(texts, tokens)
-    if seconds is not None and seconds >= PATIENCE:
+    if seconds is not None and seconds >= SILENT_SECONDS:
         LOG.info(
             "%s %s of at most %s tokens: at most about %s",
             f"{texts:,}",

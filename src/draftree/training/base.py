@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from draftree.target.target import Target
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 
 LOG = logging.getLogger("draftree")
 """Logger for messages about the progress of a job."""
@@ -52,7 +52,12 @@ class Job(ABC):
 
     @abstractmethod
     def fit(
-        self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
+        self,
+        target: str | Target,
+        data: Sequence[Path],
+        out: Path,
+        tell: Tell = ignore_progress,
+        **how: Any,
     ) -> Fitted:
         """Train on data, and write the result.
 

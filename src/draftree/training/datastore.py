@@ -10,22 +10,26 @@ from typing import Any
 import draftree
 from draftree.data.corpus import Documents, files
 from draftree.data.readers import Skipped
-from draftree.drafters.retrieval.datastore import Stored, tokenizer_hash
+from draftree.drafters.retrieval.datastore import DatastoreMethod, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import command, commit
 from draftree.formats.checkpoint import ABOUT, CONFIG
 from draftree.models.load_options import Source
 from draftree.registry import parts
 from draftree.target.target import tokenizer_of
-from draftree.utils.files import whole_folder, writable
-from draftree.utils.progress import Tell, silent
+from draftree.utils.files import check_writable, replace_folder
+from draftree.utils.progress import Tell, ignore_progress
 
 MEGA = 1_000_000
 
 
-def kinds() -> dict[str, type[Stored]]:
+def kinds() -> dict[str, type[DatastoreMethod]]:
     """Return the drafter methods that search a datastore, by name."""
-    return {name: method for name, method in parts("drafter").items() if issubclass(method, Stored)}
+    return {
+        name: method
+        for name, method in parts("drafter").items()
+        if issubclass(method, DatastoreMethod)
+    }
 
 
 def build(
@@ -34,7 +38,7 @@ def build(
     data: Sequence[Path],
     out: Path,
     settings: Mapping[str, str] | None = None,
-    tell: Tell = silent,
+    tell: Tell = ignore_progress,
     source: Source = Source(),
     overwrite: bool = False,
     skipped: Skipped | None = None,
@@ -64,14 +68,14 @@ def build(
         raise UnknownName("kind of datastore", kind, known)
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
-    writable(out, folder=True)
+    check_writable(out, folder=True)
     found = files(data)
     tokenizer = tokenizer_of(target, source)
     vocab = 1 + max(tokenizer.get_vocab().values())
     start = time.perf_counter()
     done = 0
     of = -(-sum(file.bytes for file in found) // MEGA)
-    with whole_folder(out, overwrite) as folder:
+    with replace_folder(out, overwrite) as folder:
 
         def read(size: int) -> None:
             nonlocal done

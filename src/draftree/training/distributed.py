@@ -16,7 +16,7 @@ from accelerate.utils import GradientAccumulationPlugin, LoggerType, gather_obje
 from torch import Tensor
 
 from draftree.errors import DraftreeError, UserError
-from draftree.utils.files import inside, locked
+from draftree.utils.files import lock_file_in, lock_output
 
 
 class Processes:
@@ -119,7 +119,7 @@ class Processes:
         with ExitStack() as held:
             with self.agreed():
                 if self.main:
-                    held.enter_context(locked(folder, inside(folder)))
+                    held.enter_context(lock_output(folder, lock_file_in(folder)))
             yield
 
     def same(self, value: Any, what: str) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from draftree.drafters.base import TrainableMethod
-from draftree.drafters.neural.draft_vocabulary import ids_of
+from draftree.drafters.neural.draft_vocabulary import offsets_to_ids
 from draftree.drafters.neural.llama_modules import of_values
 from draftree.drafters.peagle import PEAGLEDrafter
 from draftree.errors import UnknownName, UserError
@@ -32,17 +32,17 @@ from draftree.formats import block_drafters, medusa, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
 from draftree.models.decoder import Decoder
 from draftree.registry import method_of, names, part, parts
-from draftree.target.hub import downloaded, is_hub_id
+from draftree.target.hub import download_model, is_hub_id
 from draftree.target.names import (
     DEMO,
-    known,
     location,
+    missing_package,
     public_name,
     shipped_folder,
-    without_weights,
+    shipped_name,
 )
 from draftree.target.target import Target
-from draftree.utils.files import Entries, as_user_error, whole_folder
+from draftree.utils.files import Entries, as_user_error, replace_folder
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors of a checkpoint."""
@@ -101,7 +101,7 @@ def export(
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     with as_user_error(f"'{drafter}' cannot be exported"):
         config, tensors = FORMATS[wanted](method, Checkpoint.at(folder), target)
-    with whole_folder(out, overwrite) as beside:
+    with replace_folder(out, overwrite) as beside:
         save_file(
             {k: v.contiguous().clone() for k, v in tensors.items()},
             beside / WEIGHTS,
@@ -193,7 +193,7 @@ def standalone(
     alone.model.load_state_dict(
         own | {name: value for name, value in borrowing.items() if name in own}
     )
-    with whole_folder(out, overwrite) as beside:
+    with replace_folder(out, overwrite) as beside:
         alone.save(beside)
     tensors = alone.model.state_dict().values()
     return Exported(
@@ -215,12 +215,12 @@ def drafter_folder(drafter: str | Path, target: str | None = None) -> Path:
     if Path(drafter).is_dir():
         return Path(drafter)
     name, place = str(drafter), target or DEMO
-    if name.count("/") == 1 and (other := known(name.partition("/")[0])):
+    if name.count("/") == 1 and (other := shipped_name(name.partition("/")[0])):
         place, name = other, name.partition("/")[2]
     if is_hub_id(name):
-        return downloaded(name)
+        return download_model(name)
     shipped = {name: folder for name in names("drafter") if (folder := shipped_folder(place, name))}
-    if name in names("drafter") and (told := without_weights(place)):
+    if name in names("drafter") and (told := missing_package(place)):
         raise UserError(told)
     if name not in shipped:
         raise UnknownName("drafter's folder or shipped drafter", name, shipped)
@@ -287,7 +287,7 @@ def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Writte
         {"model_type": "llama", "num_hidden_layers": 1}
         | values
         | _rope(values)
-        | speculators.explicit(values, method)
+        | speculators.make_defaults_explicit(values, method)
     )
     for key in (ABOUT, "rope_parameters", "transformers_version"):
         config.pop(key, None)
@@ -316,7 +316,7 @@ def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
 
     The fusing layer keeps its `bias`, if it has one.
     """
-    stored, values = speculators.loaded(stored, method)
+    stored, values = speculators.load_checkpoint(stored, method)
     _check(method, stored.folder, values, target)
     return _original(method, stored, values)
 
@@ -335,9 +335,9 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
         return _blocks_to_speculators(method, stored, target)
     if method == "peagle":
         return _peagle_to_speculators(stored, target)
-    stored, values = speculators.loaded(stored, method)
+    stored, values = speculators.load_checkpoint(stored, method)
     folder = stored.folder
-    said = speculators.verified_by(stored.config) if target is None else None
+    said = speculators.describe_verifier(stored.config) if target is None else None
     name = said[0] if said else target or str(stored.about.get("target", "demo"))
     own = _any_target(values, folder)
     fits = own if said else _config_of(name)
@@ -354,10 +354,10 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
         said[1] if said else fits.architectures or [type(checked.decoder.model).__name__]
     )
     verifier = {"name_or_path": public_name(name), "architectures": list(architectures)}
-    nested = speculators.nested(config, method, verifier)
+    nested = speculators.to_speculators(config, method, verifier)
     rename = speculators.published(nested)
     return nested, {
-        rename(k): v for k, v in tensors.items() if k not in speculators.LEFT_OUT[method]
+        rename(k): v for k, v in tensors.items() if k not in speculators.OMITTED_TENSORS[method]
     }
 
 
@@ -371,11 +371,15 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
     loaded, kind = Target.load(name), part("drafter", method)
     assert issubclass(kind, TrainableMethod)
     opened = kind(checkpoint=str(stored.folder)).restored(loaded)
-    stored, layout = block_drafters.loaded(stored)
+    stored, layout = block_drafters.load_checkpoint(stored)
     names = {key: stored.name(key) for key in opened.model.state_dict()}
     tensors = {block_drafters.name(key): stored.tensors[there] for key, there in names.items()}
     outer: Any = loaded.decoder.model
-    ids = ids_of(tensors[block_drafters.MAP]) if block_drafters.MAP in tensors else slice(None)
+    ids = (
+        offsets_to_ids(tensors[block_drafters.MAP])
+        if block_drafters.MAP in tensors
+        else slice(None)
+    )
     for own, module, rows in (
         (block_drafters.EMBEDDING, outer.get_input_embeddings(), slice(None)),
         (block_drafters.HEAD, outer.get_output_embeddings(), ids),
@@ -384,9 +388,9 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
     if block_drafters.MAP in tensors and block_drafters.MARKS not in tensors:
         tensors[block_drafters.MARKS] = torch.zeros(
             loaded.decoder.vocab, dtype=torch.bool
-        ).index_fill(0, ids_of(tensors[block_drafters.MAP]), True)
+        ).index_fill(0, offsets_to_ids(tensors[block_drafters.MAP]), True)
     verifier = {"name_or_path": public_name(name), "architectures": [type(outer).__name__]}
-    return block_drafters.speculated(
+    return block_drafters.to_speculators(
         layout, "dspark" if method == "dspark" else "dflash", verifier
     ), tensors
 
@@ -398,7 +402,7 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
     is loaded.
     """
     stored = stored.loaded()
-    config, said = stored.config, speculators.verified_by(stored.config)
+    config, said = stored.config, speculators.describe_verifier(stored.config)
     name = target or (said[0] if said else str(stored.about.get("target", "demo")))
     loaded = Target.load(name)
     drafter = part("drafter", "peagle")(checkpoint=str(stored.folder)).open(loaded)
@@ -407,12 +411,12 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
     values = {
         k: v
         for k, v in (config | config.get(speculators.LAYER, {})).items()
-        if k not in speculators.AROUND
+        if k not in speculators.WRAPPER_KEYS
     }
     values |= _rope(values) | {speculators.LAYER_IDS: list(drafter.needs.hidden)}
     values.pop("rope_parameters", None)
     verifier = {"name_or_path": public_name(name), "architectures": [type(outer).__name__]}
-    nested = speculators.nested(values, "peagle", verifier, knobs.layers, knobs.drafts)
+    nested = speculators.to_speculators(values, "peagle", verifier, knobs.layers, knobs.drafts)
     embedding = (
         outer.get_input_embeddings().weight.detach().cpu().to(stored.tensors["fc.weight"].dtype)
     )
@@ -427,10 +431,10 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
     Raises:
         UserError: the heads share the target's output layer instead of having their own.
     """
-    stored, folder = medusa.loaded(stored), stored.folder
+    stored, folder = medusa.load_heads(stored), stored.folder
     if medusa.VLLM in stored.tensors:
-        stored = medusa.renamed(stored)
-    heads, layers = medusa.counted(tensors := stored.tensors, folder)
+        stored = medusa.convert_from_vllm(stored)
+    heads, layers = medusa.count_heads(tensors := stored.tensors, folder)
     if lacking := [name for i in range(heads) if (name := f"{i}.{layers}.weight") not in tensors]:
         raise UserError(
             f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"

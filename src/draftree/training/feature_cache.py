@@ -23,11 +23,11 @@ from torch.nn.utils.rnn import pad_sequence
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
-from draftree.models.kv_capture import Catcher
+from draftree.models.kv_capture import KVCollector
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training.distributed import Processes
-from draftree.utils.files import as_user_error, existing, whole
-from draftree.utils.progress import Tell, silent
+from draftree.utils.files import as_user_error, nearest_existing, replace_file
+from draftree.utils.progress import Tell, ignore_progress
 
 SAMPLES_PER_FILE = 256
 """Number of samples in a file."""
@@ -52,7 +52,7 @@ def read_features(target: Target, ids: Tensor, needs: HiddenStateSpec) -> Featur
     """Run the target over texts [B, T], and return the features that `needs` names."""
     count = int(target.decoder.config.num_hidden_layers)
     layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
-    catcher = Catcher({layer % count for layer in needs.kv})
+    catcher = KVCollector({layer % count for layer in needs.kv})
     stack: Any = target.decoder.stack
     with target.decoder.hf.tapped(layers) as hidden:
         stack(input_ids=ids, **target.decoder.hf.causal(ids, catcher))
@@ -134,7 +134,7 @@ class Shards:
     def _file(self, name: str, shard: int) -> Path:
         return self.folder / name / f"{shard:05}.safetensors"
 
-    def fill(self, processes: Processes, tell: Tell = silent) -> None:
+    def fill(self, processes: Processes, tell: Tell = ignore_progress) -> None:
         """Compute and write the missing files; each process handles a part of them.
 
         An interrupted run continues with the files that do not exist yet.
@@ -148,7 +148,7 @@ class Shards:
             UserError: there is too little free disk space, or the processes see different folders.
         """
         with processes.agreed():
-            home = existing(self.folder)
+            home = nearest_existing(self.folder)
             if self.size > (free := shutil.disk_usage(home).free):
                 raise UserError(
                     f"features need {self.size / 1e9:.1f} GB in '{home}', free are {free / 1e9:.1f} GB"
@@ -190,7 +190,7 @@ class Shards:
                     }
                     found[self._kv(layer)].update(tensors)
         for name in names:
-            with whole(self._file(name, shard)) as partial:
+            with replace_file(self._file(name, shard)) as partial:
                 save_file(found[name], partial)
 
     def batch(self, chosen: Sequence[int]) -> Features:

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftree.costs.curves import Costs, CostTable
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Trainable
-from draftree.drafters.neural.losses import before
+from draftree.drafters.neural.losses import predicting_positions
 from draftree.evaluation.target_trace import Text
 from draftree.evaluation.teacher_forcing import evenly_spread
 from draftree.evaluation.tree_acceptance import count_matches, expected_length
@@ -97,7 +97,7 @@ def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
     They are the loss, the overlap, the matches at each depth, and the number of chains that reached
     each depth.
     """
-    at = before(batch.learn)
+    at = predicting_positions(batch.learn)
     wanted = batch.target(at).float()
     choice = torch.full_like(batch.tokens, -1)
     choice[at] = wanted.argmax(-1)

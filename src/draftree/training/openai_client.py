@@ -14,7 +14,7 @@ import torch
 from anyio.from_thread import start_blocking_portal
 from typing_extensions import override
 
-from draftree.errors import UserError, first_line, shown
+from draftree.errors import UserError, first_line, format_value
 from draftree.target.target import Target
 from draftree.training.answer_source import Author, GeneratedText, PendingPrompt
 from draftree.training.base import LOG
@@ -197,7 +197,7 @@ def _read(asked: PendingPrompt, answer: httpx2.Response) -> GeneratedText:
         return GeneratedText(asked, text, choice.get("finish_reason") == "stop")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         raise _InvalidResponse(
-            f"it answers {shown(answer.text)}, allowed is a completion as OpenAI's API has it"
+            f"it answers {format_value(answer.text)}, allowed is a completion as OpenAI's API has it"
         ) from None
 
 

@@ -22,15 +22,15 @@ from transformers import PreTrainedTokenizerBase
 from draftree.data.decontamination import Excluded
 from draftree.data.prompts import Content, encode
 from draftree.data.readers import (
-    CUT,
+    CUT_KEY,
     Messages,
     Row,
     Skipped,
-    completes,
+    is_completion_row,
     messages,
-    named,
+    prefix_errors,
     rows,
-    skipping,
+    skip_unreadable,
 )
 from draftree.data.samples import check_tokens
 from draftree.errors import UserError
@@ -45,7 +45,7 @@ from draftree.training.answer_source import (
 )
 from draftree.training.distributed import Processes
 from draftree.utils.files import append, read_object, write_text
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 from draftree.utils.validated_dataclass import check, knob
 
 FILE = "regenerated.jsonl"
@@ -104,7 +104,7 @@ def regenerate(
     out: Path,
     how: Regeneration,
     processes: Processes,
-    tell: Tell = silent,
+    tell: Tell = ignore_progress,
     author: Author | None = None,
     excluded: Excluded = Excluded(),
     skipped: Skipped | None = None,
@@ -196,7 +196,7 @@ def prompts(
     """
     for row, where in (each for path in paths for each in rows(path, skipped)):
         asked: list[Content] = []
-        with skipping(skipped):
+        with skip_unreadable(skipped):
             if excluded.keeps(row, where):
                 found = list(_request_of(row, where, tokenizer, window))
                 for each in found:
@@ -211,7 +211,9 @@ def _request_of(
     chat = messages(row, where)
     if chat is None:
         yield from (
-            [row["prompt"]] if completes(row) else _beginnings(row["text"], tokenizer, window)
+            [row["prompt"]]
+            if is_completion_row(row)
+            else _beginnings(row["text"], tokenizer, window)
         )
         return
     if chat and not tokenizer.chat_template:
@@ -227,7 +229,7 @@ def _check(
     prompt: Content, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None
 ) -> None:
     """Raise an error, with the file and the line, for a prompt that the target cannot read."""
-    with named(where):
+    with prefix_errors(where):
         ids = _ids(tokenizer, prompt if isinstance(prompt, str) else prompt[:-1])
     check_tokens(np.array(ids, np.int64), where, tokenizer, vocab)
 
@@ -355,7 +357,7 @@ def _chat(chat: Messages) -> Talk:
             cut += [] if answer.ended else [answered - 1]
         else:
             said = [*said, message]
-    return {"messages": said[:answered], **({CUT: cut} if cut else {})} if answered else {}
+    return {"messages": said[:answered], **({CUT_KEY: cut} if cut else {})} if answered else {}
 
 
 def _finished_rows(parts: Path) -> dict[int, Row]:

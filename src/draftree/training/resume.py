@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftree.drafters.base import Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.target.target import Target
-from draftree.utils.files import as_user_error, read_object, whole, write_text
+from draftree.utils.files import as_user_error, read_object, replace_file, write_text
 
 STATE = "training.pt"
 PLAN = "training.json"
@@ -161,7 +161,7 @@ def save(
         "step": step,
         "seconds": seconds,
     }
-    with whole(out / STATE) as partial:
+    with replace_file(out / STATE) as partial:
         torch.save(kept, partial)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from draftree.data.decontamination import Excluded, normalised, questions
+from draftree.data.decontamination import Excluded, normalise_words, questions
 from draftree.data.prompts import encode, question
 from draftree.data.readers import Messages, Skipped
 from draftree.errors import UserError
@@ -29,7 +29,7 @@ from draftree.training.base import LOG
 from draftree.training.distributed import Processes
 from draftree.training.regenerate import digest
 from draftree.utils.files import append, as_user_error, read_object, write_text
-from draftree.utils.progress import Tell, silent
+from draftree.utils.progress import Tell, ignore_progress
 from draftree.utils.validated_dataclass import check, knob
 
 FILE = "questions.jsonl"
@@ -119,7 +119,7 @@ def synthesize(
     how: Synthesis,
     out: Path,
     processes: Processes,
-    tell: Tell = silent,
+    tell: Tell = ignore_progress,
     author: Author | None = None,
     beside: Sequence[Path] = (),
     excluded: Excluded = Excluded(),
@@ -154,7 +154,7 @@ def synthesize(
     author = author or Local(target, how.rows)
     with processes.agreed():
         opening = Opening.of(target.tokenizer, how.system)
-        known = sorted(set(map(normalised, questions(beside, skipped))))
+        known = sorted(set(map(normalise_words, questions(beside, skipped))))
     drawn = {k: v for k, v in asdict(how).items() if k not in ("count", "rows")}
     drawn |= {"target": target.name, "author": author.name, "opening": opening.text}
     about = drawn | {
@@ -295,7 +295,7 @@ def select_questions(
     for each in drawn:
         if len(kept) == count:
             break
-        text, words = each["text"].strip(), normalised(each["text"])
+        text, words = each["text"].strip(), normalise_words(each["text"])
         again = "duplicates" if words in seen else "excluded" if excluded.holds(text) else ""
         if reason := find_flaw(text, each["ended"], special) or again:
             dropped[reason] += 1

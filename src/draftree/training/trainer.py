@@ -35,8 +35,8 @@ from draftree.training.held_out_metrics import evaluate, tree_length
 from draftree.training.teacher import Teacher
 from draftree.training.time_limit import Clock
 from draftree.tree import Ints
-from draftree.utils.files import append, filled
-from draftree.utils.signals import Interrupted, postponed
+from draftree.utils.files import append, fill_folder
+from draftree.utils.signals import Interrupted, postpone_signals
 from draftree.utils.validated_dataclass import knob
 
 TOGETHER, ON_GPU = 4096, 16384
@@ -186,7 +186,7 @@ def train(
     with Processes.on(target.decoder.device).alone(out):
         run = Run.begun(target, drafter, samples, plan, out, about, track)
         progress = Progress(run.first, run.steps, math.nan)
-        with postponed() as signals, torch.random.fork_rng(devices), run.tracked():
+        with postpone_signals() as signals, torch.random.fork_rng(devices), run.tracked():
             for step in range(run.first, run.steps):
                 loss = run.learn(step)
                 progress = run.measured(
@@ -439,7 +439,7 @@ class Run:
         self.drafter.model.eval()
         with self.processes.agreed():
             if self.processes.main:
-                with filled(self.out, last=CONFIG) as folder:
+                with fill_folder(self.out, last=CONFIG) as folder:
                     self.drafter.save(folder)
                 (self.out / resume.STATE).unlink(missing_ok=True)
 

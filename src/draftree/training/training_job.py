@@ -28,8 +28,8 @@ from draftree.training.feature_cache import Shards
 from draftree.training.openai_client import Remote, Server
 from draftree.training.regenerate import Regeneration, regenerate
 from draftree.training.synthesize import Synthesis, synthesize
-from draftree.utils.files import writable
-from draftree.utils.progress import PATIENCE, Tell, duration, silent
+from draftree.utils.files import check_writable
+from draftree.utils.progress import SILENT_SECONDS, Tell, duration, ignore_progress
 
 
 def make_plan(
@@ -201,11 +201,16 @@ class Training(Job):
 
     @override
     def fit(
-        self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
+        self,
+        target: str | Target,
+        data: Sequence[Path],
+        out: Path,
+        tell: Tell = ignore_progress,
+        **how: Any,
     ) -> Fitted:
         plan = make_plan(self.method.stages, self.numbers, out, self.init_from is not None)
         build("policy", plan.policy)  # refused before anything is loaded
-        writable(out, folder=True)
+        check_writable(out, folder=True)
         check_tracker(self.track)
         processes = Processes.on(how.get("device"))
         with processes.alone(out):
@@ -251,7 +256,7 @@ class Training(Job):
                 / processes.world
             )
             told = f"{len(samples):,} samples of {tokens:,} tokens, {plan.epochs:g} epochs"
-            if seconds >= PATIENCE:
+            if seconds >= SILENT_SECONDS:
                 LOG.info("%s: about %s by what passes cost here", told, duration(seconds))
             if plan.cache_features:
                 home = Path(plan.features or out / "features")

@@ -22,14 +22,14 @@ from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
 from draftree.evaluation.suites import content
 from draftree.policies.base import Expand, Policy, fit
-from draftree.policies.c2t import LEAST, Classifier, check_features
+from draftree.policies.c2t import MIN_LOG_JOINT, Classifier, check_features
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Emitted, Request
 from draftree.target.target import Target
 from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Tree, TreeBudget
-from draftree.utils.files import as_user_error, read_object, whole, write_text
-from draftree.utils.progress import Tell, silent
-from draftree.utils.validated_dataclass import check, knob, parsed
+from draftree.utils.files import as_user_error, read_object, replace_file, write_text
+from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.validated_dataclass import check, knob, parse_options
 
 VERIFIED = 60
 """Number of nodes of each complete tree that the target verifies.
@@ -101,7 +101,7 @@ class Knobs:
         Raises:
             UserError: a key or value is not allowed, or a value differs from that of `start`.
         """
-        given = parsed(items, cls, "'c2t'")
+        given = parse_options(items, cls, "'c2t'")
         if start is None:
             return cls(**given)
         own: dict[str, Any] = {
@@ -141,8 +141,8 @@ class Nodes:
 
     @property
     def log_p(self) -> Floats:
-        """Return log P [n], bounded below by `LEAST`."""
-        return np.log(np.maximum(self.joint, np.exp(LEAST)))
+        """Return log P [n], bounded below by `MIN_LOG_JOINT`."""
+        return np.log(np.maximum(self.joint, np.exp(MIN_LOG_JOINT)))
 
     @property
     def trees(self) -> int:
@@ -310,7 +310,7 @@ class Collected:
             "accepted": np.bool_,
             "tree": np.int32,
         }
-        with whole(self._path(text)) as partial, partial.open("wb") as file:
+        with replace_file(self._path(text)) as partial, partial.open("wb") as file:
             np.savez_compressed(
                 file, **{name: getattr(nodes, name).astype(kind) for name, kind in narrow.items()}
             )
@@ -334,7 +334,7 @@ def collect(
     requests: Sequence[Request],
     knobs: Knobs,
     kept: Collected,
-    tell: Tell = silent,
+    tell: Tell = ignore_progress,
 ) -> list[Nodes]:
     """Return the entries of each text, until `knobs.trees` and `knobs.positives` are reached.
 

@@ -16,8 +16,8 @@ from draftree.errors import UserError
 from draftree.registry import build, files, in_file
 from draftree.target.target import Target
 from draftree.training.base import Fitted, Job
-from draftree.utils.files import inside, locked, writable
-from draftree.utils.progress import Tell, silent
+from draftree.utils.files import check_writable, lock_file_in, lock_output
+from draftree.utils.progress import Tell, ignore_progress
 
 
 class Tuning(Job):
@@ -32,13 +32,18 @@ class Tuning(Job):
     @final
     @override
     def fit(
-        self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
+        self,
+        target: str | Target,
+        data: Sequence[Path],
+        out: Path,
+        tell: Tell = ignore_progress,
+        **how: Any,
     ) -> Fitted:
         if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             raise UserError(f"a policy's training was started in {world} processes, allowed is 1")
         method = build("drafter", self.drafter)
-        writable(out, folder=self.resumes)
-        with locked(out, inside(out) if self.resumes else None):
+        check_writable(out, folder=self.resumes)
+        with lock_output(out, lock_file_in(out) if self.resumes else None):
             self.check(out)
             tell(0, "loading")
             model = target_of(target, **how)

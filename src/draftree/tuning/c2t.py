@@ -25,7 +25,7 @@ from typing_extensions import override
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation.provenance import command
-from draftree.policies.c2t import CONFIG, Classifier, scaled
+from draftree.policies.c2t import CONFIG, Classifier, scale_joint
 from draftree.target.target import Target
 from draftree.training.base import LOG, Fitted, items
 from draftree.tree import Bools, Floats
@@ -39,8 +39,8 @@ from draftree.tuning._tree_dataset import (
     provenance,
 )
 from draftree.tuning.base import Tuning
-from draftree.utils.files import filled, inside, locked
-from draftree.utils.progress import Tell, silent
+from draftree.utils.files import fill_folder, lock_file_in, lock_output
+from draftree.utils.progress import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Knobs as Checked
 from draftree.utils.validated_dataclass import knob
 
@@ -183,7 +183,7 @@ def learn(
     knobs: Knobs,
     plan: Plan,
     start: Classifier | None = None,
-    tell: Tell = silent,
+    tell: Tell = ignore_progress,
 ) -> tuple[Classifier, list[Round]]:
     """Train a classifier; return that of the selected round, and the figures of all rounds.
 
@@ -205,7 +205,11 @@ def learn(
             )
     rng = np.random.default_rng([plan.seed, 1])
     sampled = learnt.sampled(knobs.negatives, rng)
-    read = {"P": scaled(sampled.log_p, knobs.log_joint), "H": sampled.entropy, "d": sampled.depth}
+    read = {
+        "P": scale_joint(sampled.log_p, knobs.log_joint),
+        "H": sampled.entropy,
+        "d": sampled.depth,
+    }
     inputs = np.stack([read[name] for name in knobs.features.split("+")], axis=1)
     scale = mean, deviation = inputs.mean(0), np.maximum(inputs.std(0), 1e-6)
     x, y = (
@@ -415,7 +419,7 @@ class Training(Tuning):
             self.trees or out / TREES, provenance(target, drafter, self.drafter, requests, knobs)
         )
         kept.begin()
-        with locked(kept.folder, inside(kept.folder)):
+        with lock_output(kept.folder, lock_file_in(kept.folder)):
             texts = collect(target, drafter, requests, knobs, kept, tell)
         learnt, held = split(texts, plan)
         net, rounds = learn(learnt, held, knobs, plan, self.start, tell)
@@ -436,7 +440,7 @@ class Training(Tuning):
             "history": end.figures["rounds"],
             "held_out_trees": held.trees,
         }
-        with filled(out, last=CONFIG) as folder:
+        with fill_folder(out, last=CONFIG) as folder:
             replace(net, trained_on=said | best).save(folder)
             (folder / PLAN).write_text(json.dumps(note, indent=1) + "\n")
         if self.trees is None:

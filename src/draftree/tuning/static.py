@@ -37,7 +37,7 @@ from draftree.tree import MAX_NODES, Bools, Floats, Ints
 from draftree.tuning._static_tree_search import Paths, Shape, fastest_tree, make_search
 from draftree.tuning.base import Tuning
 from draftree.utils.progress import Tell
-from draftree.utils.validated_dataclass import check, knob, parsed
+from draftree.utils.validated_dataclass import check, knob, parse_options
 
 ROUNDS = 6
 """Largest number of trees that are tried in `converge`."""
@@ -324,7 +324,7 @@ def _prompt(row: readers.Row, where: str, target: Target) -> list[int]:
         responses = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
         before = chat if not chat or chat[-1]["role"] != "assistant" else chat[: responses[-1]]
         return encode(target.tokenizer, before) if before else []
-    if readers.completes(row):
+    if readers.is_completion_row(row):
         return encode(target.tokenizer, str(row["prompt"]))
     ids = encode(target.tokenizer, str(row["text"]))[:WINDOW]
     return ids[: (len(ids) + 3) // 4]
@@ -382,7 +382,7 @@ class Search(Tuning):
     @override
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         costs = options.get("costs")
-        settings = Settings(**parsed(items(spec, knobs), Settings, "'static'"))
+        settings = Settings(**parse_options(items(spec, knobs), Settings, "'static'"))
         return cls(options["drafter"], settings, None if costs is None else CostTable.load(costs))
 
     @override

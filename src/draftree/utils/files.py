@@ -18,7 +18,7 @@ from typing import Any, final
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 
-from draftree.errors import DraftreeError, UnknownName, UserError, first_line, shown
+from draftree.errors import DraftreeError, UnknownName, UserError, first_line, format_value
 from draftree.utils.validated_dataclass import Range, Rule, rule_of
 
 
@@ -92,7 +92,7 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     value = read_json(path, what)
     if not isinstance(value, dict):
         raise UserError(
-            f"'{path}' is not {what}: it holds {shown(value)}, allowed is a JSON object"
+            f"'{path}' is not {what}: it holds {format_value(value)}, allowed is a JSON object"
         )
     return value
 
@@ -119,7 +119,7 @@ class Entries:
 
         Args:
             name: the name of the entry.
-            hint: the type of the entry, as for `checked`.
+            hint: the type of the entry, as for `check_value`.
             default: the value if the entry is missing.
             least: the lower bound of a number, or of the numbers in a list or an object.
 
@@ -129,13 +129,13 @@ class Entries:
         place = f"'{self.where}'" if isinstance(self.where, Path) else self.where
         where = f"{place}: {name}"
         if name in self.values:
-            return checked(self.values[name], hint, where, least)
+            return check_value(self.values[name], hint, where, least)
         if default is REQUIRED:
             raise UserError(f"{where} is missing, allowed is {_rule(hint, least)[0]}")
         return default
 
 
-def checked(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
+def check_value(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
     """Check a value of a file or a spec against a type hint, and return it.
 
     Args:
@@ -151,7 +151,7 @@ def checked(value: Any, hint: Any, where: str, least: float | None = None) -> An
     """
     words, fine = _rule(hint, least)
     if not fine(value):
-        raise UserError(f"{where} is {shown(value)}, allowed is {words}")
+        raise UserError(f"{where} is {format_value(value)}, allowed is {words}")
     return float(value) if hint is float else value
 
 
@@ -160,7 +160,7 @@ def _rule(hint: Any, least: float | None) -> Rule:
 
 
 @contextmanager
-def on_disk(path: Path) -> Iterator[None]:
+def report_disk_errors(path: Path) -> Iterator[None]:
     """Turn an error inside the context into an OSError with the disk's reason.
 
     If a disk is full, torch raises RuntimeError, safetensors an error of its own, and NumPy an
@@ -175,14 +175,16 @@ def on_disk(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = (
-            error if isinstance(error, OSError) and error.errno else _refusal(existing(path.parent))
+            error
+            if isinstance(error, OSError) and error.errno
+            else _disk_full_error(nearest_existing(path.parent))
         )
         if reason is None or (reason is error and error.filename):
             raise
         raise OSError(reason.errno, reason.strerror, str(path)) from error
 
 
-def _refusal(folder: Path) -> OSError | None:
+def _disk_full_error(folder: Path) -> OSError | None:
     """Return the error of a disk that accepts no more data; None if it accepts data."""
     try:
         with TemporaryFile(dir=folder) as file:
@@ -192,7 +194,7 @@ def _refusal(folder: Path) -> OSError | None:
     return None
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """Return a path if it exists, or else its nearest parent folder that exists."""
     return next(p for p in (path, *path.absolute().parents) if p.exists())
 
@@ -209,7 +211,7 @@ def _partial(path: Path, out: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with on_disk(out):
+        with report_disk_errors(out):
             yield partial
     finally:
         _remove(partial)
@@ -245,7 +247,7 @@ def _parents(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Write a file that replaces `path` once it is complete; if writing fails, remove it.
 
     Raises:
@@ -258,7 +260,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def filled(folder: Path, last: str) -> Iterator[Path]:
+def fill_folder(folder: Path, last: str) -> Iterator[Path]:
     """Provide a temporary folder; its files are moved into `folder` once all are complete.
 
     The file that marks the others as complete is moved last.
@@ -279,7 +281,7 @@ def filled(folder: Path, last: str) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+def replace_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """Write a folder that becomes `out` once it is complete; if writing fails, remove it.
 
     Args:
@@ -291,9 +293,9 @@ def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         OSError: the disk is full, or cannot be written to.
     """
     home = out.absolute()
-    beside = existing(home.parent) / home.name
+    beside = nearest_existing(home.parent) / home.name
     aside = beside.with_name(f".{beside.name}.replaced")
-    with locked(out, _lock(beside)), _partial(beside, out) as partial:
+    with lock_output(out, _lock(beside)), _partial(beside, out) as partial:
         _restore(aside, home)
         partial.mkdir()
         yield partial
@@ -318,13 +320,13 @@ def _restore(aside: Path, home: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with whole(path) as partial:
+    with replace_file(path) as partial:
         partial.write_text(text, "utf-8")
 
 
 def append(path: Path, text: str) -> None:
     """Add lines to a text file; if writing fails, the last line may be incomplete."""
-    with on_disk(path), path.open("a", encoding="utf-8") as file:
+    with report_disk_errors(path), path.open("a", encoding="utf-8") as file:
         file.write(text)
 
 
@@ -333,7 +335,7 @@ def _lock(path: Path) -> Path:
 
 
 @contextmanager
-def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
+def lock_output(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
     """Lock an output against other processes that write the same output.
 
     The lock ends with its process. Incomplete output of a killed process is removed. No lock file
@@ -341,7 +343,7 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
 
     Args:
         out: a file or a folder.
-        lock: the file that is locked: `inside` a folder; by default a file next to `out`.
+        lock: the file that is locked: `lock_file_in` a folder; by default a file next to `out`.
         wait: whether to wait until no other process holds the lock, instead of raising an error.
 
     Raises:
@@ -351,7 +353,7 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
     made = [p for p in (lock.parent, *lock.parent.absolute().parents) if not p.exists()]
     held = FileLock(lock, is_singleton=True)
     try:
-        with on_disk(out):
+        with report_disk_errors(out):
             lock.parent.mkdir(parents=True, exist_ok=True)
             held.acquire(timeout=-1 if wait else 0)
     except Timeout:
@@ -382,7 +384,7 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def inside(folder: Path) -> Path:
+def lock_file_in(folder: Path) -> Path:
     """Return the lock file of a folder that is written file by file."""
     return folder / ".lock"
 
@@ -392,7 +394,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
 
 
-def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) -> None:
+def check_writable(path: Path, folder: bool = False, endings: Collection[str] = ()) -> None:
     """Refuse an output that cannot be written, before the work for it starts.
 
     Args:
@@ -415,7 +417,7 @@ def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) ->
         endings and not path.parent.exists()
     ):  # a picture's folder must exist: a new name may be a misspelling
         raise UserError(f"'{path}' cannot be written: there is no folder '{path.parent}'")
-    home = existing(path if folder else path.parent)
+    home = nearest_existing(path if folder else path.parent)
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise UserError(
             f"'{path}' cannot be written: '{home}' is not a folder with the right to write"

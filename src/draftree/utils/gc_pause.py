@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-SELDOM = 1_000_000
+GC_THRESHOLD = 1_000_000
 """Number of new objects between two garbage collections.
 
 transformers and a model create about 700,000 objects that all stay alive.
 """
-MANY = 50_000
+MIN_LOADED_OBJECTS = 50_000
 """Number of new objects from which on they are treated as permanent."""
 _LOCK = Lock()
 _ENTERED: list[tuple[int, int, int]] = []
@@ -29,14 +29,14 @@ def gc_paused() -> Iterator[None]:
     with _LOCK:
         _ENTERED.append(_ENTERED[0] if _ENTERED else gc.get_threshold())
         first, *others = _ENTERED[0]
-        gc.set_threshold(max(first, SELDOM) if first else 0, *others)
+        gc.set_threshold(max(first, GC_THRESHOLD) if first else 0, *others)
     try:
         yield
     finally:
         with _LOCK:
             before = _ENTERED.pop()
             if not _ENTERED:
-                if gc.get_count()[0] > MANY and not gc.get_freeze_count():
+                if gc.get_count()[0] > MIN_LOADED_OBJECTS and not gc.get_freeze_count():
                     gc.freeze()
                     gc.unfreeze()
                 gc.set_threshold(*before)

@@ -20,14 +20,14 @@ from torch import Tensor
 from draftree.native import variant
 from draftree.utils.files import cache_folder
 
-ROUNDS, SLOW = (3, 25), 0.25
+ROUNDS_RANGE, WARM_UP_SECONDS = (3, 25), 0.25
 """The least and the largest number of rounds in which each function is timed.
 
-`SLOW` is the duration in seconds from which on the first time counts, because a warm-up then
+`WARM_UP_SECONDS` is the duration in seconds from which on the first time counts, because a warm-up then
 matters little.
 """
-QUICK, AGAIN = 0.1, 7
-"""Duration in seconds below which functions are timed in at least `AGAIN` rounds.
+QUICK_SECONDS, MIN_QUICK_ROUNDS = 0.1, 7
+"""Duration in seconds below which functions are timed in at least `MIN_QUICK_ROUNDS` rounds.
 
 A machine may be slow in three successive rounds.
 """
@@ -38,15 +38,15 @@ CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512, "LRU_CACHE_CAPACITY": 256}
 A linear layer over one number of tokens takes two entries of the first and one of the second. A new
 entry takes half a millisecond.
 """
-ARENA_MAX, ARENAS = -8, 2
+ARENA_MAX, MAX_ARENAS = -8, 2
 """glibc's M_ARENA_MAX.
 
-`ARENAS` is its value: the number of memory arenas that all threads share, for the worker and the
+`MAX_ARENAS` is its value: the number of memory arenas that all threads share, for the worker and the
 event loop.
 """
 
 
-def busy() -> str:
+def describe_contention() -> str:
     """Return a message if other programs compete for the processors, else "".
 
     It is also "" if this is unknown.
@@ -63,7 +63,7 @@ def busy() -> str:
     )
 
 
-def interleaved(
+def time_interleaved(
     works: Sequence[Callable[[], Any]],
     device: torch.device,
     longest: float,
@@ -86,13 +86,15 @@ def interleaved(
     def timed_behind(i: int) -> float:
         if before and (first := before[i]) is not None:
             first()
-        return timed(works[i], device)
+        return time_work(works[i], device)
 
     first = list(map(timed_behind, range(len(works))))
-    seconds = [[once if once >= SLOW else timed_behind(i)] for i, once in enumerate(first)]
-    least = [AGAIN if once[0] < QUICK else ROUNDS[0] for once in seconds]
+    seconds = [
+        [once if once >= WARM_UP_SECONDS else timed_behind(i)] for i, once in enumerate(first)
+    ]
+    least = [MIN_QUICK_ROUNDS if once[0] < QUICK_SECONDS else ROUNDS_RANGE[0] for once in seconds]
     wanted = [
-        int(np.clip(longest / len(works) / max(s[0], 1e-9), a, ROUNDS[1])) - 1
+        int(np.clip(longest / len(works) / max(s[0], 1e-9), a, ROUNDS_RANGE[1])) - 1
         for s, a in zip(seconds, least, strict=True)
     ]
     rounds, order = max(wanted), np.random.default_rng(0)
@@ -103,7 +105,7 @@ def interleaved(
     return [float(np.quantile(each, 0.25)) for each in seconds]
 
 
-def timed(work: Callable[[], Any], device: torch.device) -> float:
+def time_work(work: Callable[[], Any], device: torch.device) -> float:
     """Return the wall seconds of a function, with the device idle before and after."""
     accelerator: Any = torch.accelerator
     wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
@@ -165,7 +167,7 @@ def bound_memory() -> None:
         os.environ.setdefault(name, str(most))
     limit = _of_glibc("mallopt")
     if limit is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        limit(ARENA_MAX, ARENAS)
+        limit(ARENA_MAX, MAX_ARENAS)
 
 
 def return_memory() -> None:
@@ -183,7 +185,7 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
-def kept(kind: str, about: Mapping[str, str]) -> Path:
+def measurement_path(kind: str, about: Mapping[str, str]) -> Path:
     """Return the cache file for measurements of one kind with the given description."""
     key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / kind / f"{key}.json"

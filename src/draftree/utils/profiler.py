@@ -46,7 +46,7 @@ class Record:
 
 
 @contextmanager
-def recorded(seconds: MutableMapping[str, float]) -> Iterator[None]:
+def record_phases(seconds: MutableMapping[str, float]) -> Iterator[None]:
     """Add the seconds of phases inside the context to a dictionary, by the phase's name."""
     token = _RECORD.set(Record(seconds))
     try:

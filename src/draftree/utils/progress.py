@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-PATIENCE = 2.0
+SILENT_SECONDS = 2.0
 """Seconds after which long work is announced."""
 LOG = logging.getLogger("draftree")
 _shown = threading.local()
@@ -29,12 +29,12 @@ class Tell(Protocol):
         ...
 
 
-def silent(done: int, remark: str = "", of: int | None = None) -> None:
+def ignore_progress(done: int, remark: str = "", of: int | None = None) -> None:
     """Ignore all progress."""
 
 
 @contextmanager
-def announced(what: str, own_bar: bool = False) -> Iterator[None]:
+def announce(what: str, own_bar: bool = False) -> Iterator[None]:
     """Report work that takes longer than two seconds.
 
     One line is logged. On a terminal a spinner turns until the work is done. Nothing is reported
@@ -57,11 +57,11 @@ def announced(what: str, own_bar: bool = False) -> Iterator[None]:
             spinner.append(Console(stderr=True).status(f"{what} …"))
             spinner[0].start()
 
-    timer = threading.Timer(PATIENCE, say)
+    timer = threading.Timer(SILENT_SECONDS, say)
     timer.daemon = True
     timer.start()
     try:
-        with shown():
+        with mute_announcements():
             yield
     finally:
         timer.cancel()
@@ -71,8 +71,8 @@ def announced(what: str, own_bar: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def shown() -> Iterator[None]:
-    """Keep `announced` silent inside the context, because progress is shown already."""
+def mute_announcements() -> Iterator[None]:
+    """Keep `announce` silent inside the context, because progress is shown already."""
     before, _shown.already = getattr(_shown, "already", False), True
     try:
         yield

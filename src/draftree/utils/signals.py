@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-ENDING = tuple(
+ENDING_SIGNALS = tuple(
     s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")
 )  # not all systems have all of them
 """The signals that ask a program to end.
@@ -27,11 +27,11 @@ class Interrupted(KeyboardInterrupt):
         self.status = 128 + number
 
 
-STATUSES = frozenset(Interrupted(number).status for number in ENDING)
+STATUSES = frozenset(Interrupted(number).status for number in ENDING_SIGNALS)
 
 
 @contextmanager
-def raised() -> Iterator[list[int]]:
+def raise_on_signal() -> Iterator[list[int]]:
     """Raise `Interrupted` at the current point of the program if a signal asks it to end.
 
     The yielded list contains the signals received.
@@ -47,7 +47,7 @@ def raised() -> Iterator[list[int]]:
 
 
 @contextmanager
-def postponed() -> Iterator[list[int]]:
+def postpone_signals() -> Iterator[list[int]]:
     """Postpone signals that ask the program to end.
 
     Inside the context they are added to the yielded list. Signals that are still in the list at its
@@ -72,7 +72,7 @@ def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
     here = threading.current_thread() is threading.main_thread()
     before = {
         s: signal.getsignal(s)
-        for s in ENDING
+        for s in ENDING_SIGNALS
         if here and signal.getsignal(s) not in (signal.SIG_IGN, None)
     }
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.utils.validated_dataclass import several
+from draftree.utils.validated_dataclass import is_list_of
 
 
 def row_of_ids(value: Any) -> list[int] | None:
@@ -17,7 +17,7 @@ def row_of_ids(value: Any) -> list[int] | None:
     """
     with suppress(RuntimeError, TypeError):  # a tensor without values; not integers
         items = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
-        return list(map(_id, items)) if several(items, lambda _: True) else None
+        return list(map(_id, items)) if is_list_of(items, lambda _: True) else None
     return None
 
 

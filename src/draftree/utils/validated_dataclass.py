@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from draftree.aliases import accepted, asks_for_nothing, ignored
-from draftree.errors import DraftreeWarning, UnknownName, UserError, shown
+from draftree.errors import DraftreeWarning, UnknownName, UserError, format_value
 
 LARGEST = 2**63 - 1
 """The largest integer that arrays and tensors can represent."""
@@ -19,14 +19,14 @@ Rule = tuple[str, Callable[[Any], bool]]
 """The allowed values, as a description and as a test."""
 
 
-def whole(value: Any, least: float = 0, most: float = inf) -> bool:
+def is_whole(value: Any, least: float = 0, most: float = inf) -> bool:
     """Return whether a value is an integer in a range; True and False are not integers here."""
     return (
         isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
     )
 
 
-def real(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     """Return whether a value is a finite number; True and False are not numbers here."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
@@ -47,7 +47,7 @@ def text(value: Any) -> bool:
     return unicode(value) and bool(value)
 
 
-def several(values: Any, fine: Callable[[Any], bool]) -> bool:
+def is_list_of(values: Any, fine: Callable[[Any], bool]) -> bool:
     """Return whether a value is a list of valid items; strings and bytes are not lists here."""
     return (
         isinstance(values, Sequence)
@@ -148,8 +148,14 @@ def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
     rules_of_types: dict[Any, Rule] = {
         NoneType: ("none", lambda value: value is None),
         bool: ("true or false", lambda value: isinstance(value, bool)),
-        int: (bounds.told(WHOLE), lambda value: whole(value, -most, most) and bounds.holds(value)),
-        float: (bounds.told("a finite number"), lambda value: real(value) and bounds.holds(value)),
+        int: (
+            bounds.told(WHOLE),
+            lambda value: is_whole(value, -most, most) and bounds.holds(value),
+        ),
+        float: (
+            bounds.told("a finite number"),
+            lambda value: is_finite(value) and bounds.holds(value),
+        ),
         str: ("a text", lambda value: unicode(value)),
         dict: ("an object", lambda value: isinstance(value, dict)),
         list: ("a list", lambda value: isinstance(value, list)),
@@ -187,7 +193,7 @@ def check(of: Any, place: str = "") -> None:
     if values:
         raise UserError(
             "; ".join(
-                f"{place}{name} is {shown(value)}, allowed is {words}"
+                f"{place}{name} is {format_value(value)}, allowed is {words}"
                 for name, words, value in values
             )
         )
@@ -231,7 +237,7 @@ class Part:
         return cls.spec_name or cls.__name__.lower()
 
 
-def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
+def parse_options(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
     """Return the values that key=value texts set, each in its field's type.
 
     The dataclass itself refuses invalid values. A preset sets only options that no other text sets;
@@ -270,7 +276,7 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
     return {**preset, **values}
 
 
-def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+def translate_names(kind: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Rename arguments from other tools' names to draftree's names.
 
     The other names are in `draftree.aliases`. Options of other tools whose value has no effect are

@@ -16,15 +16,20 @@ from transformers import DynamicCache
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
-from draftree.drafters.neural.block_model import Init, ParallelNet, spread
-from draftree.drafters.neural.block_slots import behind, grouped
-from draftree.drafters.neural.draft_state import SPARE, left, moved
-from draftree.drafters.neural.draft_vocabulary import TargetHead, check_map, check_size, whole
-from draftree.drafters.neural.heads import by_depth, offered
-from draftree.drafters.neural.llama_modules import SIZES, like
+from draftree.drafters.neural.block_model import Init, ParallelNet, select_fused_layers
+from draftree.drafters.neural.block_slots import compute_mask_outputs, make_slot_group
+from draftree.drafters.neural.draft_state import SPARE_SLOTS, move_unread, truncate_unread
+from draftree.drafters.neural.draft_vocabulary import (
+    TargetHead,
+    check_map,
+    check_size,
+    expand_logits,
+)
+from draftree.drafters.neural.heads import group_by_depth, make_candidates
+from draftree.drafters.neural.llama_modules import SIZES, make_one_layer_config
 from draftree.drafters.neural.training_masks import block_starts
 from draftree.errors import UserError
-from draftree.formats.block_drafters import MAP, Kind, Layout, Sight, loaded, written
+from draftree.formats.block_drafters import MAP, Kind, Layout, Sight, load_checkpoint, make_config
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
@@ -77,7 +82,7 @@ class ParallelMethod(TrainableMethod):
         check_size(self.kind(), self.draft_vocab, target)
         if self.mask is not None and self.mask >= vocab:
             raise UserError(f"{self.kind()}: mask is {self.mask}, allowed are 0 … {vocab - 1}")
-        llama = like(target.decoder.config)
+        llama = make_one_layer_config(target.decoder.config)
         rope: Any = llama.rope_parameters
         values = {name: getattr(llama, name) for name in SIZES} | {
             "vocab_size": vocab,
@@ -91,7 +96,7 @@ class ParallelMethod(TrainableMethod):
             "rope_theta": rope["rope_theta"],
             "num_target_layers": int(target.decoder.config.num_hidden_layers),
         }
-        reads = spread(target, self.features)
+        reads = select_fused_layers(target, self.features)
         mask = vocab - 1 if self.mask is None else self.mask
         return Layout(
             values,
@@ -115,7 +120,7 @@ class ParallelMethod(TrainableMethod):
         )
 
 
-def opened(
+def open_checkpoint(
     stored: Checkpoint,
     target: Target,
     method: str,
@@ -126,7 +131,7 @@ def opened(
     Raises:
         UserError: the checkpoint is broken, or does not fit the target.
     """
-    stored, layout = loaded(stored)
+    stored, layout = load_checkpoint(stored)
     _check(layout, target, stored, method)
     net = stored.network(lambda: make(layout, target, stored.tensors))
     check_map(stored.tensors.get(MAP), target, stored.folder)
@@ -160,7 +165,7 @@ def _check(layout: Layout, target: Target, stored: Checkpoint, method: str) -> N
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockState:
     """The state of a block drafter.
 
     Attributes:
@@ -176,7 +181,7 @@ class Blocks:
     unread: tuple[HiddenStates, ...] = ()
 
 
-class ParallelDrafter(Trainable[Blocks]):
+class ParallelDrafter(Trainable[BlockState]):
     """Drafts all depths of a step in one pass over a block."""
 
     knobs: ParallelMethod
@@ -217,9 +222,9 @@ class ParallelDrafter(Trainable[Blocks]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Blocks | None = None,
+        state: BlockState | None = None,
         rows: Ints | None = None,
-    ) -> Blocks:
+    ) -> BlockState:
         if state is None:
             cache = SlotCache(
                 (self.model.shape,) * len(self.model.layers),
@@ -227,24 +232,24 @@ class ParallelDrafter(Trainable[Blocks]):
                 self._like.dtype,
                 self._like.device,
             )
-            cache.reserve(max(map(len, prompts)) + SPARE)
-            state = Blocks(cache)
+            cache.reserve(max(map(len, prompts)) + SPARE_SLOTS)
+            state = BlockState(cache)
         return replace(state, unread=(*state.unread, taps))
 
     @final
     @override
     def commit(
-        self, state: Blocks, tree: Tree, verdict: AcceptResult, taps: HiddenStates
-    ) -> Blocks:
-        return Blocks(state.cache, unread=(*state.unread, taps))
+        self, state: BlockState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> BlockState:
+        return BlockState(state.cache, unread=(*state.unread, taps))
 
     @final
     @torch.inference_mode()
     @override
-    def flush(self, state: Blocks) -> Blocks:
+    def flush(self, state: BlockState) -> BlockState:
         return self._read(state, HiddenStates.joined(state.unread)) if state.unread else state
 
-    def _read(self, state: Blocks, taps: HiddenStates) -> Blocks:
+    def _read(self, state: BlockState, taps: HiddenStates) -> BlockState:
         """Cache the keys and values of newly committed tokens.
 
         The outputs of the last block are dropped.
@@ -253,22 +258,24 @@ class ParallelDrafter(Trainable[Blocks]):
         positions = torch.from_numpy(taps.positions).to(self._like.device)
         for layer, (keys, values) in enumerate(self.model.context(hidden, positions[None])):
             state.cache.insert(layer, taps.rows, taps.positions, keys[0], values[0])
-        return Blocks(state.cache)
+        return BlockState(state.cache)
 
     @final
     @override
-    def truncate(self, state: Blocks, lengths: Ints, rows: Ints | None = None) -> Blocks:
+    def truncate(self, state: BlockState, lengths: Ints, rows: Ints | None = None) -> BlockState:
         state.cache.truncate(lengths)
-        return Blocks(state.cache, unread=left(state.unread, lengths))
+        return BlockState(state.cache, unread=truncate_unread(state.unread, lengths))
 
     @final
     @override
-    def select(self, state: Blocks, rows: Ints, cache: SlotCache) -> Blocks:
-        return Blocks(state.cache.taken(rows, SPARE), unread=moved(state.unread, rows, cache))
+    def select(self, state: BlockState, rows: Ints, cache: SlotCache) -> BlockState:
+        return BlockState(
+            state.cache.taken(rows, SPARE_SLOTS), unread=move_unread(state.unread, rows, cache)
+        )
 
     @final
     @override
-    def passes(self, state: Blocks, tree: Tree, frontier: Ints) -> int:
+    def passes(self, state: BlockState, tree: Tree, frontier: Ints) -> int:
         reached = int((tree.depth[frontier] < self.drafts).sum())
         if self.conditioned:
             return reached
@@ -277,8 +284,8 @@ class ParallelDrafter(Trainable[Blocks]):
     @final
     @torch.inference_mode()
     def expand(
-        self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Blocks]:
+        self, state: BlockState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, BlockState]:
         """Return the candidates of each node, computed in the slot for the node's depth.
 
         There are no candidates below the block, where q is taken to be uniform.
@@ -289,7 +296,7 @@ class ParallelDrafter(Trainable[Blocks]):
         if self.passes(state, tree, frontier):
             state = replace(state, outputs=self._block(state.cache, tree))
         shared = not self.by_path and drawing.shaped is None  # by depth alone
-        nodes, which = by_depth(tree, frontier) if shared else (frontier, None)
+        nodes, which = group_by_depth(tree, frontier) if shared else (frontier, None)
         outputs = (
             state.outputs
             if state.outputs is not None
@@ -302,13 +309,15 @@ class ParallelDrafter(Trainable[Blocks]):
         return found if which is None else found.shared(which), state
 
     def _along_paths(
-        self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+        self, state: BlockState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> Candidates:
         """Return the candidates of each node, computed by a mask after it that sees its path."""
         logits = self._like.new_zeros(len(frontier), self._width)
         near = np.flatnonzero(tree.depth[frontier] < self.drafts)
         if len(near):
-            read = self.model.head(behind(self.model, state.cache, tree, frontier[near]))
+            read = self.model.head(
+                compute_mask_outputs(self.model, state.cache, tree, frontier[near])
+            )
             logits[torch.from_numpy(near).to(logits.device)] = read
         return self._offered(logits, tree, frontier, k, drawing)
 
@@ -323,7 +332,9 @@ class ParallelDrafter(Trainable[Blocks]):
         logits = logits.masked_fill(
             torch.from_numpy(depths >= self.drafts).to(logits.device)[:, None], 0.0
         )
-        return offered(logits, self.drafts, k, drawing, tree.row[nodes], depths, self.model.drafted)
+        return make_candidates(
+            logits, self.drafts, k, drawing, tree.row[nodes], depths, self.model.drafted
+        )
 
     @property
     def _width(self) -> int:
@@ -363,7 +374,7 @@ class ParallelDrafter(Trainable[Blocks]):
 
         The head is computed once for nodes of the same depth and sequence.
         """
-        some, which = by_depth(tree, nodes)
+        some, which = group_by_depth(tree, nodes)
         logits = self.model.head(self.slots(outputs, tree, some))
         return logits[torch.from_numpy(which).to(logits.device)]
 
@@ -410,7 +421,9 @@ class ParallelDrafter(Trainable[Blocks]):
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors; a new config has the choices made when training began."""
-        return config if self._stored.tensors else written(self.model.layout, self.kind), tensors
+        return config if self._stored.tensors else make_config(
+            self.model.layout, self.kind
+        ), tensors
 
     @final
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
@@ -427,7 +440,7 @@ class ParallelDrafter(Trainable[Blocks]):
                 ]
                 chosen = told[:, torch.isin(anchors, inside).to(told.device), d]
                 logits[:, inside + d] = chosen.to(logits.dtype)
-        return whole(logits, self.model.drafted)
+        return expand_logits(logits, self.model.drafted)
 
     @final
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
@@ -451,7 +464,7 @@ class ParallelDrafter(Trainable[Blocks]):
         hidden = {layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()}
         for layer, (keys, values) in enumerate(model.context(hidden, at.expand(rows, -1))):
             cache.update(keys, values, layer)
-        sorts = grouped(layout, self.conditioned).to(device)
+        sorts = make_slot_group(layout, self.conditioned).to(device)
         size = len(sorts.offsets)
         place = (anchors[:, :, None] + sorts.offsets).flatten(1)
         given = sorts.given.repeat(anchors.shape[1])

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from draftree.drafters.base import Batch
-from draftree.drafters.neural.losses import before, said
+from draftree.drafters.neural.losses import predicting_positions, select_target_logits
 from draftree.tree import DraftVocab
 
 
 @dataclass(frozen=True)
-class Anchored:
+class AnchoredSlots:
     """The slots that are trained in a batch.
 
     Attributes:
@@ -36,7 +36,7 @@ class Anchored:
     weight: Tensor
 
 
-def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
+def draw_anchors(batch: Batch, drafts: int, count: int, gamma: float) -> AnchoredSlots:
     """Draw roots among the labels of each text, and compute the weights of the slots after them.
 
     The weight of slot k is exp(−k/γ), for k = 0, 1, ….
@@ -48,7 +48,7 @@ def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
         gamma: γ; with 0 all weights are equal.
     """
     learn, device = batch.learn, batch.tokens.device
-    able = (learn & before(learn)).cpu()
+    able = (learn & predicting_positions(learn)).cpu()
     able[:, 0] = False
     drawn_at = [row.nonzero()[:, 0] for row in able]
     drawn_at = [
@@ -72,24 +72,26 @@ def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
     valid = valid.long().cumprod(-1).bool()
     weight = valid * (torch.exp(-k / gamma) if gamma else torch.ones(len(k), device=device))
     total = weight.sum(dim=(1, 2), keepdim=True).clamp(min=1e-9)
-    return Anchored(anchors, inside, valid, weight / total * learn.sum(1)[:, None, None])
+    return AnchoredSlots(anchors, inside, valid, weight / total * learn.sum(1)[:, None, None])
 
 
-def said_at(batch: Batch, places: Anchored, drafted: DraftVocab | None) -> Tensor:
+def target_logits_at(batch: Batch, places: AnchoredSlots, drafted: DraftVocab | None) -> Tensor:
     """Return the target's logits [M, V′] for the tokens that the valid slots predict, in order."""
     at = places.labels - 1
     marked = torch.zeros_like(batch.learn)
     rows = torch.arange(len(at), device=at.device)[:, None, None].expand_as(at)
     marked[rows[places.valid], at[places.valid]] = True
     number = marked.flatten().long().cumsum(0).view_as(marked) - 1
-    return said(batch, marked, drafted)[number[rows[places.valid], at[places.valid]]]
+    return select_target_logits(batch, marked, drafted)[
+        number[rows[places.valid], at[places.valid]]
+    ]
 
 
 def marginal_loss(
     kind: Literal["ce", "kl"],
     batch: Batch,
     logits: Tensor,
-    places: Anchored,
+    places: AnchoredSlots,
     drafted: DraftVocab | None,
 ) -> Tensor:
     """Return the weighted loss of slots that predict their tokens independently of each other.
@@ -104,7 +106,7 @@ def marginal_loss(
     """
     q, weight = logits[places.valid].float(), places.weight[places.valid]
     if kind == "kl":
-        log_p = torch.log_softmax(said_at(batch, places, drafted).detach().float(), dim=-1)
+        log_p = torch.log_softmax(target_logits_at(batch, places, drafted).detach().float(), dim=-1)
         each = kl_div(torch.log_softmax(q, dim=-1), log_p, reduction="none", log_target=True).sum(
             -1
         )
@@ -116,6 +118,6 @@ def marginal_loss(
     return (weight * cross_entropy(q, wanted, reduction="none")).sum() / batch.count
 
 
-def tokens_at(batch: Batch, places: Anchored) -> Tensor:
+def tokens_at(batch: Batch, places: AnchoredSlots) -> Tensor:
     """Return the text's tokens [M] that the valid slots predict."""
     return batch.tokens.gather(1, places.labels.flatten(1)).view_as(places.labels)[places.valid]

@@ -21,7 +21,7 @@ from transformers import Cache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, rotate_half
 
 from draftree.drafters.neural.draft_vocabulary import TargetHead, drafted
-from draftree.drafters.neural.llama_modules import Rotary, initialise, of_values, run, stores
+from draftree.drafters.neural.llama_modules import Rotary, initialise, of_values, run, stored_shape
 from draftree.drafters.neural.training_masks import additive
 from draftree.formats.block_drafters import EMBEDDING, HEAD, Layout, Sight
 from draftree.target.target import Target
@@ -30,7 +30,7 @@ from draftree.tree import DraftVocab
 Init = Literal["target", "scratch"]
 
 
-def spread(target: Target, count: int) -> tuple[int, ...]:
+def select_fused_layers(target: Target, count: int) -> tuple[int, ...]:
     """Return the indices of the `hidden_states` of a target that are fused.
 
     They are spread evenly below the output of the last layer, as in published checkpoints. With 36
@@ -95,7 +95,7 @@ class ParallelNet(nn.Module):
         self.hidden_norm, self.norm = (
             Qwen3RMSNorm(size, eps=config.rms_norm_eps) for _ in range(2)
         )
-        self.rotary, self.shape = Rotary(config), stores(config)
+        self.rotary, self.shape = Rotary(config), stored_shape(config)
         self.embed_tokens = (
             nn.Embedding(target.decoder.vocab, size).requires_grad_(False)
             if EMBEDDING in own
@@ -163,7 +163,7 @@ class ParallelNet(nn.Module):
         x = self.embed(tokens)
         rotated = self.rotary(x, positions)
         masks = {
-            sight: additive(_seen(sight, positions, keys, there)[:, None], x.dtype)
+            sight: additive(_visible_keys(sight, positions, keys, there)[:, None], x.dtype)
             for sight in set(self.layout.sights)
         }
         layers = zip(self.layers, self.layout.sights, strict=True)
@@ -183,7 +183,7 @@ class ParallelNet(nn.Module):
         initialise(self, self.config)
         theirs = [m for m in self._target.decoder.stack.children() if "Norm" in type(m).__name__]
         if len(theirs) == 1:
-            _take(self.norm, theirs[0].state_dict())
+            _copy_weights(self.norm, theirs[0].state_dict())
         first, layers = self.layout.reads[-1], self._target.decoder.layers
         if (
             init == "target"
@@ -194,7 +194,7 @@ class ParallelNet(nn.Module):
                 for i in range(len(self.layers))
             ]
             if all(
-                _take(layer, _headed(some, self.config.head_dim))
+                _copy_weights(layer, _add_head_norms(some, self.config.head_dim))
                 for layer, some in zip(self.layers, values, strict=True)
             ):
                 self.hidden_norm.load_state_dict(self.layers[0].input_layernorm.state_dict())  # type: ignore[union-attr]
@@ -202,7 +202,7 @@ class ParallelNet(nn.Module):
                 nn.init.eye_(self.fc.weight.data[:, -self.fc.out_features :])
 
 
-def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
+def _copy_weights(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
     """Copy weights if all names and shapes are equal, and return whether they were copied."""
     fits = {name: values[name].shape if name in values else None for name in part.state_dict()}
     same = all(fits[name] == own.shape for name, own in part.state_dict().items())
@@ -212,7 +212,7 @@ def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
     return False
 
 
-def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
+def _add_head_norms(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
     """Return a layer's weights with norms of queries and keys.
 
     If the layer has no such norms, their weights are chosen to keep the usual size of queries and
@@ -231,7 +231,7 @@ def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
     return found
 
 
-def _seen(sight: Sight, positions: Tensor, keys: Tensor, there: Tensor) -> Tensor:
+def _visible_keys(sight: Sight, positions: Tensor, keys: Tensor, there: Tensor) -> Tensor:
     """Return whether each position may attend to each key, [R, n, S]."""
     back = positions[:, :, None] - keys[:, None, :]
     seen = there & (back >= 0) if sight.causal else there

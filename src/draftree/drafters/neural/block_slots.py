@@ -38,7 +38,7 @@ class Group:
         return Group(self.offsets.to(device), self.given.to(device), self.sees.to(device))
 
 
-def grouped(layout: Layout, conditioned: bool) -> Group:
+def make_slot_group(layout: Layout, conditioned: bool) -> Group:
     """Return the slots after a root in training.
 
     They are a block of masks or, if `conditioned`, the text's tokens and a mask after each of them.
@@ -57,7 +57,7 @@ def grouped(layout: Layout, conditioned: bool) -> Group:
     return Group(torch.cat((at, at + 1)), torch.arange(2 * len(at)) < len(at), sees)
 
 
-def behind(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tensor:
+def compute_mask_outputs(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tensor:
     """Return the outputs [F, D] of masks that follow nodes [F].
 
     A mask sees the tokens of its path and the committed tokens.

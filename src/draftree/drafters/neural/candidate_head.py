@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from draftree.errors import UserError
-from draftree.utils.files import cache_folder, whole
+from draftree.utils.files import cache_folder, replace_file
 
 LOG = logging.getLogger("draftree")
 ROWS = 4096
@@ -106,13 +106,13 @@ def factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
             rank,
         ):
             return kept["down"], kept["up"]
-    down, up = decomposed(rows, rank)
+    down, up = decompose_head(rows, rank)
     _keep(file, {"down": down, "up": up})
     return down, up
 
 
 @torch.inference_mode()
-def decomposed(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def decompose_head(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Compute the factors of a head, see `factors`.
 
     The singular vectors of the centred rows are the eigenvectors of their covariance.
@@ -138,7 +138,7 @@ def _digest(rows: Tensor) -> str:
 
 def _keep(file: Path, tensors: dict[str, Tensor]) -> None:
     try:
-        with whole(file) as part:
+        with replace_file(file) as part:
             save_file(tensors, part)
     except OSError as error:
         LOG.info("the factors of the head are not kept: %s", error)

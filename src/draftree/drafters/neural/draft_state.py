@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.drafters.base import picked, put
+from draftree.drafters.base import replace_slots, select_slots
 from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.kernels.tree_layout import laid
 from draftree.models.decoder import Decoder
-from draftree.models.forward_batch import DeviceFeed, ForwardBatch, Laid
-from draftree.models.graph_capture import Epilogue, Given, Made
+from draftree.models.forward_batch import DeviceFeed, FeedTensors, ForwardBatch
+from draftree.models.graph_capture import Epilogue, InputTensors, OutputTensors
 from draftree.models.kv_cache import SlotCache
 from draftree.target.device_tree import Choose, Layers, Nodes
 from draftree.target.target import HiddenStates
 from draftree.tree import AcceptResult, Candidates, DraftVocab, Ints, Tree
 from draftree.utils.hardware import to_device
 
-NOTHING = np.zeros(0, np.int64)
-SPARE = 256
+NO_TOKENS = np.zeros(0, np.int64)
+SPARE_SLOTS = 256
 """Number of slots that a new cache has in addition to the prompt, so that it seldom grows."""
 
-Pick = Callable[[Tensor, Given], Tensor]
+Pick = Callable[[Tensor, InputTensors], Tensor]
 """A function `pick(results, inputs)` that selects the results of the frontier's nodes [R, F, …].
 
 `results` [R, n, …] are those of all tokens of a pass, and `inputs` are the inputs of the pass.
@@ -58,7 +58,7 @@ class Decoding:
     @classmethod
     def empty(cls, cache: SlotCache) -> "Decoding":
         """Return a state in which no tokens are pending and no nodes have been read."""
-        return cls(cache, (NOTHING,) * cache.rows, (NOTHING,) * cache.rows)
+        return cls(cache, (NO_TOKENS,) * cache.rows, (NO_TOKENS,) * cache.rows)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
     for r, nodes in enumerate(rows):
         before, base = state.fed[r], int(cache.lengths[r])
         pending = (
-            state.pending[r] if before.size or nodes.size else NOTHING
+            state.pending[r] if before.size or nodes.size else NO_TOKENS
         )  # a sequence without drafts takes no slots
         waiting = 0 if before.size else len(pending)  # the first pass of a step reads them
         parts.append(laid(pending, before, nodes, base, tree.tokens, tree.depth, tree.parents))
@@ -141,7 +141,7 @@ def keep_path(state: Decoding, tree: Tree, verdict: AcceptResult, again: bool = 
         row = int(tree.row[root])
         nodes, before = verdict.kept(root), state.fed[row]
         done = (
-            NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))
+            NO_TOKENS if again else np.flatnonzero(np.isin(before, tree.number[nodes]))
         )  # a node is read after its parent
         if before.size:
             waited = len(state.pending[row])
@@ -149,7 +149,7 @@ def keep_path(state: Decoding, tree: Tree, verdict: AcceptResult, again: bool = 
             pending[row] = tree.tokens[nodes[len(done) :]]
         else:
             pending[row] = np.concatenate((state.pending[row], tree.tokens[nodes]))
-    return Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+    return Decoding(cache, tuple(pending), (NO_TOKENS,) * cache.rows)
 
 
 def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
@@ -159,24 +159,26 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
     """
     state.cache.truncate(lengths)
     empty = Decoding.empty(state.cache)
-    return replace(empty, pending=put(state.pending, rows, empty.pending))
+    return replace(empty, pending=replace_slots(state.pending, rows, empty.pending))
 
 
-def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
+def select_sequences(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
     """Return the state with sequences moved to other slots, see `Drafter.select`."""
     empty, pending = (
-        Decoding.empty(state.cache.taken(rows, SPARE)),
-        picked(state.pending, rows, NOTHING),
+        Decoding.empty(state.cache.taken(rows, SPARE_SLOTS)),
+        select_slots(state.pending, rows, NO_TOKENS),
     )
-    return replace(empty, pending=pending, unread=moved(state.unread, rows, cache))
+    return replace(empty, pending=pending, unread=move_unread(state.unread, rows, cache))
 
 
-def moved(unread: Sequence[HiddenStates], rows: Ints, cache: SlotCache) -> tuple[HiddenStates, ...]:
+def move_unread(
+    unread: Sequence[HiddenStates], rows: Ints, cache: SlotCache
+) -> tuple[HiddenStates, ...]:
     """Return the unread hidden states after sequences have moved, see `Drafter.select`."""
     return tuple(taps for every in unread if len((taps := every.select(rows, cache)).rows))
 
 
-def left(unread: Sequence[HiddenStates], lengths: Ints) -> tuple[HiddenStates, ...]:
+def truncate_unread(unread: Sequence[HiddenStates], lengths: Ints) -> tuple[HiddenStates, ...]:
     """Return the unread hidden states of tokens before position `lengths[r]` of each sequence."""
     return tuple(taps for every in unread if len((taps := every.before(lengths)).rows))
 
@@ -238,7 +240,7 @@ class CachingLayers(Layers):
         reads = self._reads
         fed = nodes.fed.shape[1]
 
-        def make(given: Given) -> Laid:
+        def make(given: InputTensors) -> FeedTensors:
             nodes = Nodes.of(given)
             frontier = nodes.fed[:, -count:]
             ids, depth = nodes.tokens.gather(1, frontier), nodes.depth.gather(1, nodes.fed)
@@ -258,7 +260,7 @@ class CachingLayers(Layers):
         feed: ForwardBatch | DeviceFeed,
         nodes: Nodes,
         choose: Choose,
-        given: Given,
+        given: InputTensors,
         pick: Pick,
     ) -> Nodes:
         # Tensors that a CUDA graph reads must live as long as the graph, or be inputs.
@@ -272,7 +274,7 @@ class CachingLayers(Layers):
         feed: ForwardBatch | DeviceFeed,
         nodes: Nodes,
         choose: Choose,
-        given: Given,
+        given: InputTensors,
         pick: Pick,
     ) -> Nodes:
         """Return the draft trees with the children that are chosen in one pass.
@@ -289,7 +291,7 @@ class CachingLayers(Layers):
         """Return the decoding state after the given nodes have been read, see `state`."""
         numbers = np.concatenate(fed, axis=1)
         rows = zip(numbers, self._live, strict=True)
-        return replace(self._decoding, fed=tuple(n if live else NOTHING for n, live in rows))
+        return replace(self._decoding, fed=tuple(n if live else NO_TOKENS for n, live in rows))
 
 
 @final
@@ -328,12 +330,12 @@ class DecoderLayers(CachingLayers):
         feed: ForwardBatch | DeviceFeed,
         nodes: Nodes,
         choose: Choose,
-        given: Given,
+        given: InputTensors,
         pick: Pick,
     ) -> Nodes:
         columns = None if self._shared is None else self._shared.columns
 
-        def made(results: Made, given: Given) -> Made:
+        def made(results: OutputTensors, given: InputTensors) -> OutputTensors:
             logits = pick(results[0], given)
             return choose(
                 logits if columns is None else logits[..., columns],

@@ -21,11 +21,11 @@ from draftree.errors import UserError
 from draftree.target.target import Target
 from draftree.tree import DraftVocab, Ints
 
-KNOWN = "draftree_drafted"
+CACHE_ATTRIBUTE = "draftree_drafted"
 """Name of an attribute of a map `d2t`: the map's version and its `DraftVocab` object."""
 
 
-def frequent(counts: Ints, size: int) -> Ints:
+def most_frequent_tokens(counts: Ints, size: int) -> Ints:
     """Return the `size` tokens with the highest counts [V], in ascending order of their ids.
 
     Among tokens with equal counts, lower ids are preferred.
@@ -41,7 +41,7 @@ def offsets(ids: Tensor) -> Tensor:
     return ids - torch.arange(len(ids), device=ids.device)
 
 
-def ids_of(d2t: Tensor) -> Tensor:
+def offsets_to_ids(d2t: Tensor) -> Tensor:
     """Return the target's ids [V′] for a map `d2t` of offsets; this is the inverse of `offsets`."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
@@ -55,16 +55,16 @@ def drafted(d2t: Tensor | None, target: Target) -> DraftVocab | None:
         return None
     state, known = (
         None if d2t.is_inference() else d2t._version,
-        vars(d2t).get(KNOWN),
+        vars(d2t).get(CACHE_ATTRIBUTE),
     )  # needed in every pass
     if known is None or state is None or known[0] != state:
-        known = state, DraftVocab(ids_of(d2t), target.decoder.vocab)
-        setattr(d2t, KNOWN, known)
+        known = state, DraftVocab(offsets_to_ids(d2t), target.decoder.vocab)
+        setattr(d2t, CACHE_ATTRIBUTE, known)
     found: DraftVocab = known[1]
     return found
 
 
-def whole(logits: Tensor, drafted: DraftVocab | None) -> Tensor:
+def expand_logits(logits: Tensor, drafted: DraftVocab | None) -> Tensor:
     """Expand logits […, V′] of a draft vocabulary to […, V], with −∞ for other tokens."""
     return logits if drafted is None else drafted.whole(logits)
 
@@ -87,7 +87,7 @@ def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
         UserError: it leads to other ids.
     """
     if d2t is not None and not d2t.is_meta:
-        ids = ids_of(d2t)
+        ids = offsets_to_ids(d2t)
         if ids.min() < 0 or ids.max() >= target.decoder.vocab:
             got = f"token ids {int(ids.min())} … {int(ids.max())}"
             raise UserError(
@@ -155,7 +155,7 @@ class TargetHead(nn.Module):
     def fit_vocabulary(self, counts: Ints) -> None:
         """Choose the tokens with the highest counts [V] as the draft vocabulary."""
         if self.d2t is not None:
-            self.d2t.copy_(offsets(torch.from_numpy(frequent(counts, len(self.d2t)))))
+            self.d2t.copy_(offsets(torch.from_numpy(most_frequent_tokens(counts, len(self.d2t)))))
             self._rows = None
 
     def forward(self, states: Tensor) -> Tensor:

@@ -25,19 +25,19 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from typing_extensions import override
 
-from draftree.drafters.base import Batch, Trainable, put
+from draftree.drafters.base import Batch, Trainable, replace_slots
 from draftree.drafters.neural.draft_state import (
-    NOTHING,
-    SPARE,
+    NO_TOKENS,
+    SPARE_SLOTS,
     Decoding,
     Layout,
     lay_out,
-    left,
-    moved,
+    move_unread,
     rewind,
-    selected,
+    select_sequences,
+    truncate_unread,
 )
-from draftree.drafters.neural.draft_vocabulary import whole
+from draftree.drafters.neural.draft_vocabulary import expand_logits
 from draftree.drafters.neural.feature_drafter_on_device import (
     PairLayers,
     PairPasses,
@@ -54,14 +54,14 @@ from draftree.drafters.neural.training_masks import (
 from draftree.kernels.tree_layout import unfed
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import LayerShape, SlotCache
-from draftree.models.kv_capture import first_stored
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.models.kv_capture import capture_first_kv
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.target import CHUNK, HiddenStates
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.hardware import to_device
 from draftree.utils.profiler import in_phase
 
-FEW = 8
+MAX_PENDING_PAIRS = 8
 """Largest number of a sequence's pairs that a draft step reads together with the root.
 
 If more pairs are waiting, they are read before the step, without logits.
@@ -69,7 +69,7 @@ If more pairs are waiting, they are read before the step, without logits.
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairState:
     """A pair drafter's state.
 
     Attributes:
@@ -99,7 +99,7 @@ class Pairs:
         return found
 
 
-class PairReader(Trainable[Pairs]):
+class PairReader(Trainable[PairState]):
     """Base class of drafters that read true pairs, when a sequence is drafted for."""
 
     model: PairNet
@@ -109,7 +109,7 @@ class PairReader(Trainable[Pairs]):
         """Return whether a token's rotary embedding is independent of the length of the text."""
         return all(part.fixed for part in self.model.modules() if isinstance(part, Rotary))
 
-    def _empty(self, rows: int, slots: int) -> Pairs:
+    def _empty(self, rows: int, slots: int) -> PairState:
         dtype, device = self._like.dtype, self._like.device
         levels = self.model.levels
         shapes = (self.model.shape,) * (self.model.depth * levels)
@@ -118,7 +118,7 @@ class PairReader(Trainable[Pairs]):
         features = SlotCache((shape,) * levels, rows, dtype, device, ladder=self.capture.ladder)
         cache.reserve(slots)
         features.reserve(slots)
-        return _bare(Decoding.empty(cache), features)
+        return _drop_step(Decoding.empty(cache), features)
 
     @torch.inference_mode()
     @override
@@ -127,17 +127,17 @@ class PairReader(Trainable[Pairs]):
         prompts: Sequence[Ints],
         roots: Ints,
         taps: HiddenStates,
-        state: Pairs | None = None,
+        state: PairState | None = None,
         rows: Ints | None = None,
-    ) -> Pairs:
-        state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE)
+    ) -> PairState:
+        state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE_SLOTS)
         rest = [
             p[n + 1 :] for p, n in zip(prompts, state.decoding.cache.lengths.tolist(), strict=True)
         ]
-        waiting = replace(state.decoding, pending=put(state.decoding.pending, rows, rest))
-        return _bare(waiting, state.features, (*state.unread, taps))
+        waiting = replace(state.decoding, pending=replace_slots(state.decoding.pending, rows, rest))
+        return _drop_step(waiting, state.features, (*state.unread, taps))
 
-    def _remember(self, state: Pairs, taps: HiddenStates) -> None:
+    def _remember(self, state: PairState, taps: HiddenStates) -> None:
         """Store the true features of newly committed tokens."""
         new = self.model.fuse(
             {layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()}
@@ -146,7 +146,7 @@ class PairReader(Trainable[Pairs]):
             0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0)
         )
 
-    def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
+    def _read(self, state: PairState, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
         """Read pairs after the cached ones; their keys and values are written to scratch slots.
 
         Args:
@@ -170,7 +170,7 @@ class PairReader(Trainable[Pairs]):
             state.outputs.new_zeros(len(rows), ends, state.outputs.shape[1]),
         )
         for at in range(0, int(counts.max()), CHUNK):
-            feed, sizes = _true(
+            feed, sizes = _true_pair_batch(
                 cache, [t[at : at + CHUNK] for t in tokens], begin + np.minimum(at, counts)
             )
             out = self._pass_true(cache, feed, state.features, sizes)
@@ -229,7 +229,9 @@ class PairReader(Trainable[Pairs]):
         return out, out
 
     @torch.inference_mode()
-    def commit(self, state: Pairs, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Pairs:
+    def commit(
+        self, state: PairState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+    ) -> PairState:
         """Store the accepted tokens; they are read only when the sequence is drafted for again.
 
         The target's features replace those that were drafted.
@@ -244,12 +246,12 @@ class PairReader(Trainable[Pairs]):
                 pending[row] = tree.tokens[verdict.paths[root]]
             else:
                 pending[row] = np.concatenate((pending[row], tree.tokens[verdict.kept(root)]))
-        waiting = Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+        waiting = Decoding(cache, tuple(pending), (NO_TOKENS,) * cache.rows)
         outputs = state.outputs[:0] if len(state.nodes) else state.outputs
-        return Pairs(waiting, state.features, NOTHING, outputs, (*state.unread, taps))
+        return PairState(waiting, state.features, NO_TOKENS, outputs, (*state.unread, taps))
 
     @torch.inference_mode()
-    def flush(self, state: Pairs) -> Pairs:
+    def flush(self, state: PairState) -> PairState:
         """Return the state with the features of all committed tokens.
 
         If more pairs are waiting than a draft step reads, they are read too.
@@ -264,7 +266,7 @@ class PairReader(Trainable[Pairs]):
         cache.truncate(
             np.maximum(known - [len(p) for p in pending], 0)
         )  # this function may have been called with the same state before
-        if max(map(len, pending)) <= FEW:
+        if max(map(len, pending)) <= MAX_PENDING_PAIRS:
             return state
         if self.model.levels * self.model.depth == 1:
             for row, tokens in enumerate(pending):
@@ -273,7 +275,7 @@ class PairReader(Trainable[Pairs]):
             self._read(state, pending, np.arange(cache.rows))
             for row, tokens in enumerate(pending):
                 cache.keep(row, cache.lengths[row] + np.arange(len(tokens)))
-        return _bare(Decoding.empty(cache), state.features)
+        return _drop_step(Decoding.empty(cache), state.features)
 
     @in_phase("model")
     def _store(self, cache: SlotCache, features: SlotCache, row: int, tokens: Ints) -> None:
@@ -288,25 +290,25 @@ class PairReader(Trainable[Pairs]):
         known = features.layer(0)[0][row, 0, None, begin : begin + len(tokens)]
         ids, positions = (to_device(a, cache.device)[None] for a in (tokens, slots))
         nothing = known.new_zeros(1, 1, 1, 1)  # a mask that is not read
-        keys, values = first_stored(
+        keys, values = capture_first_kv(
             lambda stored: self.model(ids, known, positions, nothing, stored)
         )
         cache.insert(0, np.full(len(tokens), row), slots, keys[0], values[0])
 
     @override
-    def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
+    def truncate(self, state: PairState, lengths: Ints, rows: Ints | None = None) -> PairState:
         state.features.truncate(lengths)
         # The last pair contains the token after the cut, which may change.
         waiting = rewind(state.decoding, np.maximum(lengths - 1, 0), rows)
-        return _bare(waiting, state.features, left(state.unread, lengths))
+        return _drop_step(waiting, state.features, truncate_unread(state.unread, lengths))
 
     @override
-    def select(self, state: Pairs, rows: Ints, cache: SlotCache) -> Pairs:
+    def select(self, state: PairState, rows: Ints, cache: SlotCache) -> PairState:
         decoding, features = (
-            selected(state.decoding, rows, cache),
-            state.features.taken(rows, SPARE),
+            select_sequences(state.decoding, rows, cache),
+            state.features.taken(rows, SPARE_SLOTS),
         )
-        return _bare(decoding, features, moved(state.unread, rows, cache))
+        return _drop_step(decoding, features, move_unread(state.unread, rows, cache))
 
     def _train_pass(
         self,
@@ -333,8 +335,8 @@ class PairDrafter(PairReader):
     @torch.inference_mode()
     @override
     def expand(
-        self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-    ) -> tuple[Candidates, Pairs]:
+        self, state: PairState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, PairState]:
         state = self.flush(state)
         new, places = unfed(tree.parents, frontier, state.nodes)
         logits, alike = None, np.array_equal(new, np.sort(frontier))
@@ -351,13 +353,13 @@ class PairDrafter(PairReader):
         if logits is None or not alike:
             out = state.outputs.index_select(0, to_device(places[frontier], state.outputs.device))
             logits = self._logits(out, tree.depth[frontier])
-        return drawn(
+        return draw_candidates(
             logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted
         ), state
 
     @torch.inference_mode()
     @override
-    def layers(self, state: Pairs, roots: Tree, depth: Ints) -> PairLayers | None:
+    def layers(self, state: PairState, roots: Tree, depth: Ints) -> PairLayers | None:
         if self.model.levels > 1 or not self._rotates_alike:
             return None
         state = self.flush(state)
@@ -383,8 +385,8 @@ class PairDrafter(PairReader):
         return torch.cat(parts)[torch.cat(each).argsort()]
 
     def _feed_roots(
-        self, state: Pairs, tree: Tree, roots: Ints, places: Ints
-    ) -> tuple[Pairs, Tensor | None]:
+        self, state: PairState, tree: Tree, roots: Ints, places: Ints
+    ) -> tuple[PairState, Tensor | None]:
         """Read the waiting true pairs of some sequences, the root's last; return state and logits.
 
         The logits are those after the roots, or None if they have not been computed.
@@ -395,14 +397,16 @@ class PairDrafter(PairReader):
             return self._fed(
                 state, layout, roots, known_features(state.features, layout.feed.padded_positions)
             )
-        tokens, fed = [NOTHING] * state.decoding.cache.rows, list(state.decoding.fed)
+        tokens, fed = [NO_TOKENS] * state.decoding.cache.rows, list(state.decoding.fed)
         for root, row in zip(roots.tolist(), rows.tolist(), strict=True):
             tokens[row], fed[row] = np.append(pending[row], tree.tokens[root]), np.array([root])
-        return _grown(state, tuple(fed), roots, self._read(state, tokens, rows)[:, 0]), None
+        return _append_fed_nodes(
+            state, tuple(fed), roots, self._read(state, tokens, rows)[:, 0]
+        ), None
 
     def _feed(
-        self, state: Pairs, tree: Tree, nodes: Ints, places: Ints
-    ) -> tuple[Pairs, Tensor | None]:
+        self, state: PairState, tree: Tree, nodes: Ints, places: Ints
+    ) -> tuple[PairState, Tensor | None]:
         """Read drafted nodes, each paired with the output after its parent.
 
         `places` [N] gives the index of each node's output. Return the state, and the logits after
@@ -430,17 +434,17 @@ class PairDrafter(PairReader):
             each.append(
                 layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)[0])
             )
-        return _grown(state, layout.fed, nodes, torch.cat(each, dim=-1)), None
+        return _append_fed_nodes(state, layout.fed, nodes, torch.cat(each, dim=-1)), None
 
     def _fed(
-        self, state: Pairs, layout: Layout, nodes: Ints, features: Tensor
-    ) -> tuple[Pairs, Tensor]:
+        self, state: PairState, layout: Layout, nodes: Ints, features: Tensor
+    ) -> tuple[PairState, Tensor]:
         """Run one pass of a network without levels.
 
         Return the state, and the logits [F, V′] after the nodes.
         """
         out, logits = self._pass(state.decoding.cache, layout.feed, features, head=True)
-        return _grown(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
+        return _append_fed_nodes(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
 
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
@@ -498,7 +502,7 @@ class PairDrafter(PairReader):
         logits = self._logits(torch.cat(made, dim=-1).flatten(0, 1), depths).unflatten(
             0, (rows, count)
         )
-        return whole(logits, self.model.drafted)
+        return expand_logits(logits, self.model.drafted)
 
     def aligned(
         self, batch: Batch, features: Tensor, steps: int
@@ -540,7 +544,9 @@ class PairDrafter(PairReader):
             fed = nn.functional.pad(out[:, :-1], (0, 0, 1, 0))
 
 
-def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[ForwardBatch, Ints]:
+def _true_pair_batch(
+    cache: SlotCache, tokens: Sequence[Ints], starts: Ints
+) -> tuple[ForwardBatch, Ints]:
     """Return the forward batch of each sequence's tokens, and the numbers of tokens [R].
 
     The tokens follow the entries of the sequence's cache before `starts` [R].
@@ -555,21 +561,25 @@ def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Forwa
     return ForwardBatch.packed(tokens, places, starts, visible, scratch, cache.device), sizes
 
 
-def _bare(decoding: Decoding, features: SlotCache, unread: tuple[HiddenStates, ...] = ()) -> Pairs:
+def _drop_step(
+    decoding: Decoding, features: SlotCache, unread: tuple[HiddenStates, ...] = ()
+) -> PairState:
     """Return the state of a step before anything is drafted."""
     known = features.layer(0)[0]
-    return Pairs(
+    return PairState(
         decoding,
         features,
-        NOTHING,
+        NO_TOKENS,
         known.new_zeros(0, len(features.shapes) * known.shape[-1]),
         unread,
     )
 
 
-def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
+def _append_fed_nodes(
+    state: PairState, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor
+) -> PairState:
     """Return the state after further nodes [F] have been read, with their outputs [F, K D]."""
     decoding = replace(state.decoding, fed=fed)
-    return Pairs(
+    return PairState(
         decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs))
     )

@@ -15,7 +15,7 @@ from typing_extensions import override
 from draftree.drafters.neural.draft_state import CachingLayers, Decoding, Pick
 from draftree.drafters.neural.feature_model import PairNet
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_capture import Capture, Epilogue, Given, Made, Weights
+from draftree.models.graph_capture import Capture, Epilogue, InputTensors, OutputTensors, Weights
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.tree_pass import run_pass
 from draftree.target.device_tree import Choose, Nodes
@@ -77,7 +77,7 @@ class PairLayers(CachingLayers):
         feed: ForwardBatch | DeviceFeed,
         nodes: Nodes,
         choose: Choose,
-        given: Given,
+        given: InputTensors,
         pick: Pick,
     ) -> Nodes:
         passes, cache = self._passes, self._decoding.cache
@@ -88,13 +88,13 @@ class PairLayers(CachingLayers):
             assert self._outputs is not None
             given = {**given, "outputs": self._outputs}
 
-        def passed(laid: Given, past: Writer) -> Made:
+        def passed(laid: InputTensors, past: Writer) -> OutputTensors:
             features = laid["features"] if "features" in laid else _of_parents(laid, feed)
             return passes.network.with_logits(
                 laid["tokens"], features, laid["positions"], laid["full"], past
             )
 
-        def made(results: Made, given: Given) -> Made:
+        def made(results: OutputTensors, given: InputTensors) -> OutputTensors:
             out, logits = (pick(each, given) for each in results)
             before = (given["outputs"],) if "outputs" in given else ()
             return torch.cat((*before, out), dim=1), *choose(
@@ -112,7 +112,7 @@ class PairLayers(CachingLayers):
         return self._state_of(self.read(fed))
 
 
-def _of_parents(laid: Given, feed: ForwardBatch | DeviceFeed) -> Tensor:
+def _of_parents(laid: InputTensors, feed: ForwardBatch | DeviceFeed) -> Tensor:
     """Select from outputs [R, M, D] those after the parents of a pass's nodes, [R, n, D].
 
     The entries of padding are undefined.

@@ -15,10 +15,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from draftree.drafters.base import Batch, State, Trainable
-from draftree.drafters.neural.draft_vocabulary import drafted, frequent, offsets, whole
-from draftree.drafters.neural.losses import before, kl, said
+from draftree.drafters.neural.draft_vocabulary import (
+    drafted,
+    expand_logits,
+    most_frequent_tokens,
+    offsets,
+)
+from draftree.drafters.neural.losses import kl, predicting_positions, select_target_logits
 from draftree.drafters.neural.training_masks import block_starts
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.tree import Candidates, DraftVocab, Ints, Tree
 from draftree.utils.hardware import to_device
@@ -58,19 +63,19 @@ def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
     theirs: Any = target.decoder.model.get_output_embeddings()
     vocab, width = target.decoder.head_weight.shape
     head = nn.Linear(width, draft_vocab or vocab, bias=bias)
-    begin(head, theirs, slice(draft_vocab or vocab))
+    copy_head_rows(head, theirs, slice(draft_vocab or vocab))
     return head
 
 
 @torch.no_grad()
-def begin(head: nn.Linear, theirs: nn.Linear, ids: Tensor | slice) -> None:
+def copy_head_rows(head: nn.Linear, theirs: nn.Linear, ids: Tensor | slice) -> None:
     """Copy the rows of the target's LM head for the given ids into a head."""
     head.weight.copy_(theirs.weight[ids])
     if head.bias is not None:
         head.bias.zero_() if theirs.bias is None else head.bias.copy_(theirs.bias[ids])
 
 
-def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
+def latest_by_sequence(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
     """Return [R, D] the last of the values [T, D] of each sequence; `rows` [T] gives their slots.
 
     Sequences without a value keep the old one.
@@ -81,7 +86,7 @@ def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
     return found
 
 
-def by_depth(tree: Tree, frontier: Ints) -> tuple[Ints, Ints]:
+def group_by_depth(tree: Tree, frontier: Ints) -> tuple[Ints, Ints]:
     """Return one node for each depth and sequence of a frontier, and its index for each node [F].
 
     This saves work if all nodes of the same depth and sequence have the same candidates.
@@ -91,7 +96,7 @@ def by_depth(tree: Tree, frontier: Ints) -> tuple[Ints, Ints]:
     return frontier[first], np.asarray(which.ravel(), np.int64)
 
 
-def offered(
+def make_candidates(
     logits: Tensor,
     heads: int,
     k: int,
@@ -104,7 +109,7 @@ def offered(
 
     There are no candidates after nodes that are too deep for any head.
     """
-    found = drawn(logits, k, drawing, rows, depths, drafted)
+    found = draw_candidates(logits, k, drawing, rows, depths, drafted)
     beyond = (depths >= heads)[:, None]
     return replace(
         found,
@@ -153,11 +158,11 @@ class HeadsDrafter(Trainable[State]):
         The heads are initialised with the rows of the target's LM head for these tokens.
         """
         if self.model.d2t is not None:
-            ids = torch.from_numpy(frequent(counts, len(self.model.d2t)))
+            ids = torch.from_numpy(most_frequent_tokens(counts, len(self.model.d2t)))
             self.model.d2t.copy_(offsets(ids))
             theirs: Any = self._target.decoder.model.get_output_embeddings()
             for head in self.model.last:
-                begin(head, theirs, ids.to(theirs.weight.device))
+                copy_head_rows(head, theirs, ids.to(theirs.weight.device))
 
     @abstractmethod
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
@@ -184,21 +189,21 @@ class HeadsDrafter(Trainable[State]):
         for depth, read in enumerate(self.readers(batch)[:block]):
             begun = start[(at - start == depth) & (start > 0)]  # decoding begins after a prompt
             logits[:, begun + depth] = read((slice(None), begun - 1)).to(logits.dtype)
-        return whole(logits, drafted)
+        return expand_logits(logits, drafted)
 
     @final
     def loss(self, batch: Batch) -> Tensor:
         """Return the weighted sum of the heads' losses over labels."""
         total = self._like.new_zeros(())
-        learnt = before(batch.learn)
+        learnt = predicting_positions(batch.learn)
         drafted = self.drafted
-        theirs = said(batch, learnt, drafted) if self.weights(0)[1] else None
+        theirs = select_target_logits(batch, learnt, drafted) if self.weights(0)[1] else None
         places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(
             batch.learn
         )
         for head, read in enumerate(self.readers(batch)):
             distance, (text, target) = 2 + head, self.weights(head)
-            at = before(batch.learn, distance)
+            at = predicting_positions(batch.learn, distance)
             logits = read(at).float()
             if text:
                 wanted = batch.tokens.roll(-distance, 1)[at]

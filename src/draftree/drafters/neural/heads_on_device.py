@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.models.graph_capture import Capture, Given, Made, Weights
+from draftree.models.graph_capture import Capture, InputTensors, OutputTensors, Weights
 from draftree.target.device_tree import Choose, Layers, Nodes
 from draftree.tree import DraftVocab, Ints
 
-Read = Callable[[int, Given, Nodes, Tensor], Tensor]
+Read = Callable[[int, InputTensors, Nodes, Tensor], Tensor]
 """A function `read(depth, inputs, draft trees, frontier [R, F])` that returns logits [R, F, V′].
 
 They are the logits after the frontier, whose nodes have the given depth.
@@ -43,7 +43,7 @@ class HeadLayers(Layers):
         heads: int,
         capture: Capture,
         weights: Weights,
-        given: Given,
+        given: InputTensors,
         drafted: DraftVocab | None,
         state: Any,
         each_node: bool,
@@ -68,7 +68,7 @@ class HeadLayers(Layers):
         depth, read = self._depth, self._read
         self._depth += 1
 
-        def body(given: Given) -> Made:
+        def body(given: InputTensors) -> OutputTensors:
             nodes = Nodes.of(given)
             logits = read(depth, given, nodes, nodes.fed[:, -count:])
             return choose(logits, nodes, given.get("ids")).made

@@ -39,11 +39,18 @@ CACHE = str(cache_argument(inspect.signature(LlamaDecoderLayer.forward).paramete
 """Name of the argument by which the layers of the installed transformers take the cache."""
 HEAD = 64
 """Usual size of an attention head."""
-OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "draftree")
+IGNORED_FIELDS = (
+    "architectures",
+    "model_type",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "draftree",
+)
 """Entries of a published config that do not affect the network."""
 
 
-def like(config: PreTrainedConfig) -> LlamaConfig:
+def make_one_layer_config(config: PreTrainedConfig) -> LlamaConfig:
     """Return a Llama config of one layer with the sizes and rotary embedding of a target.
 
     The target may have any architecture.
@@ -88,7 +95,7 @@ def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Co
             activation.
     """
     known, said = (
-        {k: v for k, v in values.items() if k not in OTHERS},
+        {k: v for k, v in values.items() if k not in IGNORED_FIELDS},
         Entries(values, "the drafter's config.json"),
     )
     for name in SIZES[:-2]:
@@ -111,7 +118,7 @@ def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Co
     return config
 
 
-def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
+def export_config(config: LlamaConfig, architecture: str) -> dict[str, Any]:
     """Return the config in the form of published checkpoints.
 
     They store `rope_theta` in the rope parameters and separately.
@@ -121,7 +128,7 @@ def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
     return values | {"architectures": [architecture], "rope_theta": rope["rope_theta"]}
 
 
-def stores(config: LlamaConfig | Qwen3Config) -> LayerShape:
+def stored_shape(config: LlamaConfig | Qwen3Config) -> LayerShape:
     """Return the shape of the keys and values that a layer stores for a token."""
     heads, width = config.num_key_value_heads, config.head_dim
     assert heads is not None
@@ -159,7 +166,7 @@ class Rotary(nn.Module):
     def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [R, n, width] for positions [R, n].
 
-        They have the dtype and device of `like`.
+        They have the dtype and device of `make_one_layer_config`.
         """
         if self.fixed and like.is_cpu and not torch.is_grad_enabled():
             return self._angles(like, positions)

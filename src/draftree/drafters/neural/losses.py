@@ -13,12 +13,12 @@ from draftree.drafters.base import Batch
 from draftree.tree import DraftVocab
 
 
-def before(learn: Tensor, distance: int = 1) -> Tensor:
+def predicting_positions(learn: Tensor, distance: int = 1) -> Tensor:
     """Return [B, T] whether a position predicts a label that is `distance` tokens ahead."""
     return torch.nn.functional.pad(learn[:, distance:], (0, distance))
 
 
-def said(batch: Batch, at: Tensor, drafted: DraftVocab | None) -> Tensor:
+def select_target_logits(batch: Batch, at: Tensor, drafted: DraftVocab | None) -> Tensor:
     """Return the target's logits [M, V′] after the positions marked in `at` [B, T].
 
     They are restricted to the tokens that can be drafted.
@@ -58,9 +58,9 @@ def draft_loss(
             `before(batch.learn)`.
         drafted: the draft vocabulary; None for the whole vocabulary.
     """
-    at = before(batch.learn) if at is None else at
+    at = predicting_positions(batch.learn) if at is None else at
     if kind == "kl":
-        return kl(said(batch, at, drafted), draft_logits) / batch.count
+        return kl(select_target_logits(batch, at, drafted), draft_logits) / batch.count
     wanted = batch.tokens.roll(-1, 1)[at]
     if drafted is not None:
         wanted, draft_logits = drafted.columns(wanted, draft_logits)

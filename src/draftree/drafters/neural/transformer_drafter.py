@@ -16,18 +16,25 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from typing_extensions import override
 
-from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
+from draftree.drafters.base import (
+    Drafter,
+    State,
+    Trainable,
+    TrainableMethod,
+    replace_slots,
+    slots_or_all,
+)
 from draftree.drafters.neural.candidate_head import CandidateHead
 from draftree.drafters.neural.draft_state import (
-    SPARE,
+    SPARE_SLOTS,
     DecoderLayers,
     Decoding,
     keep_path,
     lay_out,
-    left,
     no_candidates,
     rewind,
-    selected,
+    select_sequences,
+    truncate_unread,
 )
 from draftree.drafters.neural.draft_vocabulary import (
     Shared,
@@ -39,14 +46,14 @@ from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.decoder import Decoder, one_layer, pretrained
 from draftree.models.kv_cache import SlotCache
-from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.kernel_choice import choose_kernels
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Bools, Candidates, DraftVocab, Ints, Tree
-from draftree.utils.files import as_user_error, filled
+from draftree.utils.files import as_user_error, fill_folder
 
 
-def copied(target: Target) -> PreTrainedModel:
+def copy_one_layer(target: Target) -> PreTrainedModel:
     """Return a float32 model for training.
 
     It is one new layer of the target's architecture between copies of the target's embedding and LM
@@ -62,7 +69,9 @@ def copied(target: Target) -> PreTrainedModel:
     return model
 
 
-def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> PreTrainedModel:
+def make_borrowing_model(
+    config: PreTrainedConfig, target: Target, draft_vocab: int
+) -> PreTrainedModel:
     """Return a float32 model of one new layer between the target's own embedding and LM head.
 
     The embedding and the head are neither trained nor stored.
@@ -80,7 +89,7 @@ def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> Pre
     return borrowed
 
 
-def begin_as(model: PreTrainedModel, target: Target, layer: int) -> None:
+def copy_target_layer(model: PreTrainedModel, target: Target, layer: int) -> None:
     """Copy one of the target's layers and its final norm into a one-layer model.
 
     Each is copied only if the shapes are equal. The norm is needed because the LM head expects its
@@ -119,13 +128,13 @@ def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> Pr
     """
     if shared:
         check_size(method, draft_vocab, target)
-        return borrowing(target.decoder.config, target, draft_vocab)
+        return make_borrowing_model(target.decoder.config, target, draft_vocab)
     if draft_vocab:
         told = "a head of its own is whole, shared=true borrows the target's"
         raise UserError(
             f"{method}: draft_vocab is {draft_vocab}, allowed with shared=false is 0: {told}"
         )
-    return copied(target)
+    return copy_one_layer(target)
 
 
 def check_attends(method: str, decoder: Decoder) -> None:
@@ -178,7 +187,9 @@ def load_model(
     if not has_own(stored):
         with as_user_error(f"cannot load drafter '{folder}'"):
             config = AutoConfig.from_pretrained(folder)
-            return stored.loaded().network(lambda: borrowing(config, target, draft_vocab))
+            return stored.loaded().network(
+                lambda: make_borrowing_model(config, target, draft_vocab)
+            )
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # the checks below replace the warnings of transformers
     try:
@@ -218,7 +229,7 @@ def save_model(
     state = model.state_dict()
     for value in state.values():
         halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
-    with filled(folder, last=CONFIG) as beside:
+    with fill_folder(folder, last=CONFIG) as beside:
         model.save_pretrained(
             beside, state_dict={k: halves[v.data_ptr()] for k, v in state.items()}
         )
@@ -226,7 +237,7 @@ def save_model(
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def known_alone(
+def candidates_within_context(
     logits: Tensor,
     known: Bools,
     k: int,
@@ -248,10 +259,10 @@ def known_alone(
     """
     rows, depths = tree.row[frontier], tree.depth[frontier]
     if known.all():
-        return drawn(logits, k, drawing, rows, depths, drafted)
+        return draw_candidates(logits, k, drawing, rows, depths, drafted)
     every = logits.new_zeros(len(frontier), logits.shape[1])
     every[torch.from_numpy(known).to(logits.device)] = logits
-    found, there = drawn(every, k, drawing, rows, depths, drafted), known[:, None]
+    found, there = draw_candidates(every, k, drawing, rows, depths, drafted), known[:, None]
     return replace(
         found, tokens=np.where(there, found.tokens, 0), log_q=np.where(there, found.log_q, -np.inf)
     )
@@ -300,7 +311,9 @@ class CachingDrafter(Drafter[Decoding]):
         logits = layout.pick_packed(self.decoder.forward(feed, state.cache).logits)
         if self.shared is not None:
             logits = logits[:, self.shared.columns]
-        candidates = known_alone(logits, known, k, drawing, tree, frontier, self.drafted)
+        candidates = candidates_within_context(
+            logits, known, k, drawing, tree, frontier, self.drafted
+        )
         return candidates, replace(state, fed=layout.fed)
 
     @torch.inference_mode()
@@ -315,11 +328,11 @@ class CachingDrafter(Drafter[Decoding]):
 
     @override
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
-        return replace(rewind(state, lengths, rows), unread=left(state.unread, lengths))
+        return replace(rewind(state, lengths, rows), unread=truncate_unread(state.unread, lengths))
 
     @override
     def select(self, state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
-        return selected(state, rows, cache)
+        return select_sequences(state, rows, cache)
 
 
 class LanguageModelDrafter(CachingDrafter):
@@ -341,15 +354,15 @@ class LanguageModelDrafter(CachingDrafter):
     ) -> Decoding:
         """Return the state after the uncached parts of the prompts that begin have been read."""
         state = state or Decoding.empty(
-            self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
+            self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE_SLOTS)
         )
-        begun = every(rows, len(prompts))
+        begun = slots_or_all(rows, len(prompts))
         mine = [prompts[row] for row in begun]
         fit = np.array([len(prompt) < self.decoder.context for prompt in mine])
         if not fit.all():  # no drafts are made for these sequences, see `expand`
             lengths = state.cache.lengths.tolist()
             rest = tuple(p[n:] for p, n in zip(prompts, lengths, strict=True))
-            state = replace(state, pending=put(state.pending, begun[~fit], rest))
+            state = replace(state, pending=replace_slots(state.pending, begun[~fit], rest))
             begun, mine = begun[fit], [prompts[row] for row in begun[fit]]
         if any(len(p) > n for p, n in zip(mine, state.cache.lengths[begun].tolist(), strict=True)):
             if self.shared is not None:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafters.retrieval.ngram_build import Counts, contexts, joined, summed
-from draftree.drafters.retrieval.ngram_table import Table, number_of, stored_at
+from draftree.drafters.retrieval.ngram_build import Counts, contexts, joined, sum_equal_ngrams
+from draftree.drafters.retrieval.ngram_table import Table, number_of, read_successors
 from draftree.drafters.retrieval.suffix_array import context_of
 from draftree.native import Array, native_as
 from draftree.tree import Floats, Ints
@@ -61,7 +61,7 @@ class Increments(NamedTuple):
                     times[there].astype(np.int64),
                 )
             )
-        run = summed(joined(runs), n, width)
+        run = sum_equal_ngrams(joined(runs), n, width)
         context, start = np.unique(run.context, return_index=True)
         start = np.append(start, len(run.token)).astype(np.int64)
         widest = int(np.diff(start).max(initial=0))
@@ -134,7 +134,7 @@ def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
         heads[slot] = at
 
 
-def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
+def _add_increments(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
     """Add increments to a token in a list, or append the token; return the length of the list."""
     for i in range(found):
         if tokens[i] == token:
@@ -144,7 +144,7 @@ def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
     return found + 1
 
 
-def _earlier(
+def _add_earlier_increments(
     memory: Increments, context: Ints, width: int, tokens: Ints, times: Ints, found: int
 ) -> int:
     """Add the increments of earlier texts to a list of tokens; return the length of the list."""
@@ -152,11 +152,11 @@ def _earlier(
     place = np.searchsorted(memory.context, wanted)
     if place < len(memory.context) and memory.context[place] == wanted:
         for i in range(memory.start[place], memory.start[place + 1]):
-            found = _added(tokens, times, found, memory.token[i], memory.times[i])
+            found = _add_increments(tokens, times, found, memory.token[i], memory.times[i])
     return found
 
 
-def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
+def _add_own_increments(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
     """Add the increments of the sequence's own text to a list; return the length of the list."""
     n = len(context) + 1
     at = text.heads[bucket(context, n - 1, n, len(text.heads))]
@@ -165,7 +165,7 @@ def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -
         for i in range(n - 1):
             same = same and text.tokens[at - n + 1 + i] == context[i]
         if same:
-            found = _added(tokens, times, found, text.tokens[at], text.times[at])
+            found = _add_increments(tokens, times, found, text.tokens[at], text.times[at])
         at = text.before[at]
     return found
 
@@ -239,11 +239,11 @@ def successors(
         context = context_of(text.tokens[:-1], tokens, parents, frontier[row], n - 1)
         if len(context) < n - 1:
             continue
-        stored = stored_at(table, context, width, top, ids, weights)
+        stored = read_successors(table, context, width, top, ids, weights)
         pruned = max(0.0, 1 - _sum(weights[:stored])) if stored else 0.0
         times[:stored] = 0
-        found = _earlier(memory, context, width, ids, times, stored)
-        found = _here(text, context, ids, times, found)
+        found = _add_earlier_increments(memory, context, width, ids, times, stored)
+        found = _add_own_increments(text, context, ids, times, found)
         for i in range(found):
             weight = weights[i] if i < stored else 0.0
             weights[i] = min(weight + increment * times[i], cap) if times[i] else weight

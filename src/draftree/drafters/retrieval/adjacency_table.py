@@ -8,14 +8,14 @@ from typing import Self
 
 import numpy as np
 
-from draftree.drafters.retrieval.suffix_tree import Shorts
+from draftree.drafters.retrieval.suffix_tree import Int32s
 from draftree.tree import Ints
 
 NONE = -1
 """Stands for a missing successor or a missing line."""
-ROOM = 256
+MIN_LINES = 256
 """Number of lines for which memory is allocated at first."""
-SUREST = 3
+MAX_CONFIRMATIONS = 3
 """Largest number of confirmations in a row that is counted for a first successor."""
 
 
@@ -27,17 +27,17 @@ class Lines:
         tokens: [M] the token of each line.
         successors: [M, K] the token's successors, the most likely first; `NONE` in unused places.
         confirmed: [M] the number of times in a row that a new line of the token had the same first
-            successor as the line before, at most `SUREST`.
+            successor as the line before, at most `MAX_CONFIRMATIONS`.
         earlier: [M] the previous line of the same token; `NONE` for its first line.
         newest: [V] the last line of each token.
         used: the number of lines.
     """
 
-    tokens: Shorts
-    successors: Shorts
-    confirmed: Shorts
-    earlier: Shorts
-    newest: Shorts
+    tokens: Int32s
+    successors: Int32s
+    confirmed: Int32s
+    earlier: Int32s
+    newest: Int32s
     used: int = 0
 
     @classmethod
@@ -53,7 +53,7 @@ class Lines:
         )
 
     def append(
-        self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts
+        self, tokens: Ints | Int32s, successors: Ints | Int32s, confirmed: Ints | Int32s
     ) -> None:
         """Append lines for N different tokens."""
         at = slice(self.used, self.used + len(tokens))
@@ -84,7 +84,7 @@ class Adjacency:
         """Return the number of lines."""
         return self.size
 
-    def find(self, tokens: Ints | Shorts) -> Shorts:
+    def find(self, tokens: Ints | Int32s) -> Int32s:
         """Return the number of each token's line [F]; `NONE` for a token without a line."""
         at = self.lines.newest[tokens]
         while (later := at >= self.size).any():
@@ -92,8 +92,8 @@ class Adjacency:
         return at
 
     def look_up(
-        self, tokens: Ints | Shorts, behind: "Adjacency | None" = None
-    ) -> tuple[Shorts, Shorts]:
+        self, tokens: Ints | Int32s, behind: "Adjacency | None" = None
+    ) -> tuple[Int32s, Int32s]:
         """Return successors [F, K] of tokens, and how often in a row the first was confirmed.
 
         Args:
@@ -115,7 +115,7 @@ class Adjacency:
         return successors, confirmed
 
     def plus(
-        self, tokens: Ints, successors: Ints | Shorts, behind: "Adjacency | None" = None
+        self, tokens: Ints, successors: Ints | Int32s, behind: "Adjacency | None" = None
     ) -> "Adjacency":
         """Return the table with new lines, which replace the earlier lines of the same tokens.
 
@@ -128,7 +128,9 @@ class Adjacency:
         tokens, successors = tokens[last], successors[last]
         before, confirmed = self.look_up(tokens, behind)
         same = (before[:, 0] == successors[:, 0]) & (before[:, 0] != NONE)
-        return self._plus(tokens, successors, np.where(same, np.minimum(confirmed + 1, SUREST), 0))
+        return self._plus(
+            tokens, successors, np.where(same, np.minimum(confirmed + 1, MAX_CONFIRMATIONS), 0)
+        )
 
     def joined(self, other: "Adjacency") -> "Adjacency":
         """Return the table with the lines of another table added.
@@ -137,7 +139,7 @@ class Adjacency:
         """
         return self._plus(*other.newest_lines()) if other.size else self
 
-    def newest_lines(self) -> tuple[Shorts, Shorts, Shorts]:
+    def newest_lines(self) -> tuple[Int32s, Int32s, Int32s]:
         """Return the tokens [N] that have a line, their successors [N, K], and counts [N].
 
         A count is the number of times in a row that the first successor was confirmed.
@@ -147,7 +149,7 @@ class Adjacency:
         return lines.tokens[last], lines.successors[last], lines.confirmed[last]
 
     def _plus(
-        self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts
+        self, tokens: Ints | Int32s, successors: Ints | Int32s, confirmed: Ints | Int32s
     ) -> "Adjacency":
         lines = self.lines
         if lines.used != self.size or self.size + len(tokens) > len(
@@ -157,13 +159,13 @@ class Adjacency:
                 self.newest_lines(),
                 (len(lines.newest), lines.successors.shape[1]),
             )
-            lines = Lines.empty(vocab, width, max(ROOM, 2 * (len(mine[0]) + len(tokens))))
+            lines = Lines.empty(vocab, width, max(MIN_LINES, 2 * (len(mine[0]) + len(tokens))))
             lines.append(*mine)
         lines.append(tokens, successors, confirmed)
         return Adjacency(lines, lines.used)
 
 
-def pairs_of(text: Ints, width: int) -> tuple[Ints, Shorts]:
+def pairs_of(text: Ints, width: int) -> tuple[Ints, Int32s]:
     """Return the tokens [N] of a text that have a successor, and their successors [N, K].
 
     The most recent successor comes first.
@@ -180,7 +182,7 @@ def pairs_of(text: Ints, width: int) -> tuple[Ints, Shorts]:
     return tokens, found
 
 
-def merged(first: Shorts, then: Shorts) -> Shorts:
+def merged(first: Int32s, then: Int32s) -> Int32s:
     """Return lists [N, K] of the tokens in `first`, followed by tokens in `then`.
 
     Tokens of `then` that are also in `first` are left out.

@@ -27,7 +27,7 @@ Documents = Iterable[Ints]
 
 
 @dataclass(frozen=True)
-class Stored(Method):
+class DatastoreMethod(Method):
     """The options of a method with a datastore.
 
     Attributes:
@@ -73,7 +73,7 @@ class Stored(Method):
         if not self.datastore:
             return None
         folder = Path(self.datastore)
-        said, kind = note(folder), self.kind()
+        said, kind = read_note(folder), self.kind()
         if said["drafter"] != kind:
             raise UserError(
                 f"'{folder}' is a datastore for '{said['drafter']}', asked for was one for '{kind}'"
@@ -90,7 +90,7 @@ class Stored(Method):
         return folder
 
 
-def note(folder: Path) -> dict[str, Any]:
+def read_note(folder: Path) -> dict[str, Any]:
     """Return the note of a datastore, which is draftree's entry in its `config.json`.
 
     Raises:

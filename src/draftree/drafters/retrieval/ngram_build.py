@@ -15,7 +15,7 @@ import numpy as np
 
 from draftree.drafters.retrieval.ngram_table import (
     BLOCK,
-    FULL,
+    FULL_SHARE,
     HEADER,
     Grams,
     check,
@@ -30,7 +30,7 @@ from draftree.utils.validated_dataclass import Knobs, knob
 
 PIECE = 1 << 22
 """Number of n-grams that are sorted at a time; a build needs about 700 MB with two threads."""
-EVERY = 1024
+SAMPLE_INTERVAL = 1024
 """Sampling interval of the contexts of a sorted run.
 
 The samples are used to cut runs into ranges of about equal size.
@@ -59,7 +59,7 @@ def contexts(text: Ints, n: int, width: int) -> Array:
     return found
 
 
-def summed(run: Counts, n: int, width: int) -> Counts:
+def sum_equal_ngrams(run: Counts, n: int, width: int) -> Counts:
     """Return the run in sorted order, with the counts of equal n-grams added up."""
     if n * width <= 64:
         order = np.argsort(run.context << np.uint64(width) | run.token.astype(np.uint64))
@@ -232,26 +232,26 @@ class Threads:
 
     def sorted(self, run: Counts) -> "SortedRun":
         """Sort a run and write it to disk."""
-        made = summed(run, self.plan.n, self.plan.width)
+        made = sum_equal_ngrams(run, self.plan.n, self.plan.width)
         files = []
         for array in made:
             handle, file = tempfile.mkstemp(dir=self.scratch)
             with os.fdopen(handle, "wb") as out:
                 array.tofile(out)
             files.append((file, array.dtype))
-        return SortedRun(files, made.context[::EVERY].copy())
+        return SortedRun(files, made.context[::SAMPLE_INTERVAL].copy())
 
     def merged(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
         """Return the contexts in a range, merged from all runs, in the stored form."""
         runs, (low, high) = job
         whole = joined(run.part(low, high) for run in runs)
-        return likeliest(summed(whole, self.plan.n, self.plan.width), self.plan)
+        return select_successors(sum_equal_ngrams(whole, self.plan.n, self.plan.width), self.plan)
 
 
 class SortedRun(NamedTuple):
     """A sorted run on disk: a file and a dtype for each of its arrays, and a sample of contexts.
 
-    The sample consists of every `EVERY`-th context of the run.
+    The sample consists of every `SAMPLE_INTERVAL`-th context of the run.
     """
 
     files: Sequence[tuple[str, Any]]
@@ -271,11 +271,11 @@ class SortedRun(NamedTuple):
 def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, int | None]]:
     """Return ranges of contexts that have about `plan.piece` entries each, over all runs."""
     sample = np.sort(np.concatenate([run.sample for run in runs]))
-    cuts = np.unique(sample[:: max(1, plan.piece // EVERY)])[1:].tolist()
+    cuts = np.unique(sample[:: max(1, plan.piece // SAMPLE_INTERVAL)])[1:].tolist()
     return list(zip([0, *cuts], [*cuts, None], strict=True))
 
 
-def likeliest(run: Counts, plan: GramSettings) -> TablePart:
+def select_successors(run: Counts, plan: GramSettings) -> TablePart:
     """Return the most likely successors of each context.
 
     Among equally likely ones the lower id comes first.
@@ -294,7 +294,7 @@ def likeliest(run: Counts, plan: GramSettings) -> TablePart:
         keep &= np.arange(len(order)) - starts[group] < plan.top
     order = order[keep]
     count = np.bincount(group[order], minlength=len(starts))
-    stored = np.maximum(1, np.rint(share[order] * FULL)).astype(np.uint16)
+    stored = np.maximum(1, np.rint(share[order] * FULL_SHARE)).astype(np.uint16)
     return TablePart(
         run.context[starts][count > 0], count[count > 0], run.token[order], stored, len(run.context)
     )
@@ -307,7 +307,7 @@ class TableWriter:
         self.folder = folder
         self.plan = plan
         self.distinct = 0
-        self.kinds = kinds(plan.n, plan.vocab, plan.top or FULL)
+        self.kinds = kinds(plan.n, plan.vocab, plan.top or FULL_SHARE)
         self.first = np.zeros(plan.vocab + 1, np.int64)
         self.files = {
             name: files.enter_context(open(folder / f"{name}.bin", "wb"))  # noqa: SIM115

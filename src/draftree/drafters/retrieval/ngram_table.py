@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from draftree.errors import UserError, shown
+from draftree.errors import UserError, format_value
 from draftree.native import Array
 from draftree.tree import Floats, Ints
 from draftree.utils.files import Entries, read_object
@@ -24,7 +24,7 @@ from draftree.utils.files import Entries, read_object
 HEADER = "ngrams.json"
 BLOCK = 64
 """Number of contexts between two running sums."""
-FULL = 65535
+FULL_SHARE = 65535
 """The integer that represents the share 1."""
 
 
@@ -113,7 +113,7 @@ class Grams:
             wide, length = (*said.get(name, list), None, None)[:2]
             if wide not in (kind, *(("<u4",) if name == "size" else ())) or type(length) is not int:
                 raise UserError(
-                    f"'{folder / HEADER}': {name} is {shown([wide, length])}, allowed is '{kind}' and a length"
+                    f"'{folder / HEADER}': {name} is {format_value([wide, length])}, allowed is '{kind}' and a length"
                 )
             file, bytes_ = folder / f"{name}.bin", length * np.dtype(wide).itemsize
             size = file.stat().st_size if file.exists() else -1
@@ -180,7 +180,7 @@ def number_of(context: Ints, width: int) -> Any:
     return wanted
 
 
-def placed_at(table: Table, context: Ints, width: int) -> int:
+def find_context(table: Table, context: Ints, width: int) -> int:
     """Return the index of a context in the table, −1 if it is not there."""
     if context[0] >= len(table.first) - 1:
         return -1
@@ -204,11 +204,11 @@ def planes(low: Array, high: Array, at: int) -> Any:
     return value
 
 
-def stored_at(
+def read_successors(
     table: Table, context: Ints, width: int, top: int, tokens: Ints, weights: Floats
 ) -> int:
     """Write the `top` most likely successors of a context into arrays; return their number."""
-    place = placed_at(table, context, width)
+    place = find_context(table, context, width)
     if place < 0:
         return 0
     start = table.sums[place // 64]

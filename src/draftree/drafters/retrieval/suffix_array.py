@@ -214,7 +214,7 @@ def _most_frequent(count: Ints, k: int) -> Ints:
     return np.sort(np.argsort(-count, kind="mergesort")[:k])
 
 
-def grow(rows: Ints, nodes: int) -> PrefixTree:
+def build_trie(rows: Ints, nodes: int) -> PrefixTree:
     """Return the trie of the most frequent prefixes of continuations, the root first.
 
     Source: REST, section 3.2.
@@ -232,7 +232,7 @@ def grow(rows: Ints, nodes: int) -> PrefixTree:
 
 @native_as("grow_trie")
 def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """Return the fields of the trie that `grow` returns."""
+    """Return the fields of the trie that `build_trie` returns."""
     matches, length = rows.shape
     most = 1 + nodes * length
     begin = np.zeros(most, np.int64)

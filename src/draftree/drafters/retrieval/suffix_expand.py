@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 
-from draftree.drafters.retrieval.suffix_tree import Draft, Limits, Outputs, Shorts, draft
+from draftree.drafters.retrieval.suffix_tree import Draft, Int32s, Limits, Outputs, draft
 from draftree.native import native_as
 from draftree.tree import MAX_NODES, Floats, Ints
 
 
-def child(nodes: Shorts, node: int, token: int) -> int:
+def child(nodes: Int32s, node: int, token: int) -> int:
     """Return the index of a node's child with the given token; −2 if there is none."""
     for i in range(node + 1, len(nodes)):
         if nodes[i, 1] == node and nodes[i, 0] == token:
@@ -20,8 +20,8 @@ def child(nodes: Shorts, node: int, token: int) -> int:
     return -2
 
 
-def reached(
-    text: Shorts,
+def locate_draft(
+    text: Int32s,
     end: int,
     drafted: Draft,
     parents: Ints,
@@ -61,7 +61,7 @@ def reached(
 
 @native_as("suffix_children")
 def children(
-    text: Shorts,
+    text: Int32s,
     end: int,
     drafted: Draft,
     parents: Ints,
@@ -95,7 +95,9 @@ def children(
     log_q = np.full((len(frontier), k), -np.inf)
     most = 1
     for f, below in enumerate(frontier):
-        (nodes, shares), at, _ = reached(text, end, drafted, parents, tokens, below, memory, limits)
+        (nodes, shares), at, _ = locate_draft(
+            text, end, drafted, parents, tokens, below, memory, limits
+        )
         rank = 0
         for i in range(at + 1, len(nodes)):
             if nodes[i, 1] == at and rank < k:
@@ -107,7 +109,7 @@ def children(
 
 @native_as("suffix_descendants")
 def descendants(
-    text: Shorts,
+    text: Int32s,
     end: int,
     drafted: Draft,
     parents: Ints,
@@ -147,7 +149,7 @@ def descendants(
     widest = 1
     waiting = np.empty((MAX_NODES + 1, 3), np.int64)  # node in the draft, number in the tree, depth
     for below in frontier:
-        (nodes, shares), at, depth = reached(
+        (nodes, shares), at, depth = locate_draft(
             text, end, drafted, parents, tokens, below, memory, limits
         )
         waiting[0, 0], waiting[0, 1], waiting[0, 2] = at, below, depth

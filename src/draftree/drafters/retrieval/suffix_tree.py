@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from draftree.native import native_as
 from draftree.tree import MAX_NODES, Floats, Ints
 
-Shorts = NDArray[np.int32]
-Occurrences = tuple[Shorts, Shorts]
+Int32s = NDArray[np.int32]
+Occurrences = tuple[Int32s, Int32s]
 """Positions at which a match ends, and the number of tokens that match there; longest first."""
-Draft = tuple[Shorts, Floats]
+Draft = tuple[Int32s, Floats]
 """A draft: [M, 2] tokens and their parents, and [M] q of each token given its parent.
 
 The parent −1 is the end of the pattern.
@@ -68,8 +68,8 @@ class Outputs(NamedTuple):
         sorted_blocks: [B + 1] index in `order` at which each block begins.
     """
 
-    tokens: Shorts
-    order: Shorts
+    tokens: Int32s
+    order: Int32s
     blocks: Ints
     sorted_blocks: Ints
 
@@ -108,7 +108,7 @@ class Outputs(NamedTuple):
             ):
                 document = np.concatenate((blocks.pop(), document))
             blocks.append(document)
-            orders[len(blocks) - 1 :] = [by_context(document, longest)]
+            orders[len(blocks) - 1 :] = [sort_by_context(document, longest)]
         while sum(map(len, blocks)) > size and len(blocks) > 1:
             del blocks[0], orders[0]
         starts, sorted_starts = (np.cumsum([0, *map(len, x)]) for x in (blocks, orders))
@@ -116,9 +116,9 @@ class Outputs(NamedTuple):
         return Outputs(np.concatenate(blocks), order.astype(np.int32), starts, sorted_starts)
 
 
-def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
+def _joined(documents: Sequence[Int32s], allowed: int) -> list[Int32s]:
     """Return documents joined to blocks of at most `allowed` tokens."""
-    blocks = list[Shorts]()
+    blocks = list[Int32s]()
     for document in documents:
         if blocks and len(blocks[-1]) + len(document) <= allowed:
             blocks[-1] = np.concatenate((blocks[-1], document))
@@ -127,7 +127,7 @@ def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
     return blocks
 
 
-def by_context(tokens: Shorts, longest: int) -> Shorts:
+def sort_by_context(tokens: Int32s, longest: int) -> Int32s:
     """Return the positions of tokens that have a successor, sorted by the text before them.
 
     The text is read backwards, and at least `longest` tokens of it determine the order. The
@@ -142,11 +142,11 @@ def by_context(tokens: Shorts, longest: int) -> Shorts:
         width *= 2
     places = np.argsort(rank, kind="stable")
     followed = np.append(tokens[1:] != END, False) & (tokens != END)
-    order: Shorts = places[followed[places]].astype(np.int32)
+    order: Int32s = places[followed[places]].astype(np.int32)
     return order
 
 
-def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
+def match_in_text(text: Int32s, end: int, limits: Limits) -> Occurrences:
     """Return the earlier positions in a text at which its last tokens occur.
 
     The longest matches come first, and of equally long ones the latest.
@@ -174,7 +174,7 @@ def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
     return longest_first(places[:found], lengths[:found], limits)
 
 
-def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrences:
+def longest_first(places: Int32s, lengths: Int32s, limits: Limits) -> Occurrences:
     """Return the first `limits.places` occurrences in descending order of length.
 
     Occurrences of equal length keep their order.
@@ -194,8 +194,8 @@ def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrence
     return sorted_places, sorted_lengths
 
 
-def compare(
-    tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int
+def count_common_tokens(
+    tokens: Int32s, start: int, place: int, text: Int32s, end: int, most: int
 ) -> tuple[int, int]:
     """Return how many tokens before a position equal the text's last tokens, and how they differ.
 
@@ -208,7 +208,7 @@ def compare(
     return min(most, end), 0
 
 
-def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurrences:
+def match_in_memory(memory: Outputs, text: Int32s, end: int, limits: Limits) -> Occurrences:
     """Return the positions in the memory at which the last tokens of a text occur.
 
     The longest matches come first, and of equally long ones those of later blocks.
@@ -233,13 +233,21 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
         right, high = first, last
         while right < high:
             middle = (right + high) // 2
-            if compare(tokens, start, order[middle], text, end, most)[1] < 0:
+            if count_common_tokens(tokens, start, order[middle], text, end, most)[1] < 0:
                 right = middle + 1
             else:
                 high = middle
         left, taken = right - 1, 0
-        above = compare(tokens, start, order[left], text, end, most)[0] if left >= first else 0
-        below = compare(tokens, start, order[right], text, end, most)[0] if right < last else 0
+        above = (
+            count_common_tokens(tokens, start, order[left], text, end, most)[0]
+            if left >= first
+            else 0
+        )
+        below = (
+            count_common_tokens(tokens, start, order[right], text, end, most)[0]
+            if right < last
+            else 0
+        )
         while (
             taken < limits.places and max(above, below) > enough
         ):  # matches get shorter with the distance from this position
@@ -248,13 +256,17 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
                 places[found], lengths[found] = order[right], below
                 right += 1
                 below = (
-                    compare(tokens, start, order[right], text, end, below)[0] if right < last else 0
+                    count_common_tokens(tokens, start, order[right], text, end, below)[0]
+                    if right < last
+                    else 0
                 )
             else:
                 places[found], lengths[found] = order[left], above
                 left -= 1
                 above = (
-                    compare(tokens, start, order[left], text, end, above)[0] if left >= first else 0
+                    count_common_tokens(tokens, start, order[left], text, end, above)[0]
+                    if left >= first
+                    else 0
                 )
             found, taken = found + 1, taken + 1
         longer = 0
@@ -266,7 +278,7 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
     return longest_first(places[:found], lengths[:found], limits)
 
 
-def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
+def partition_by_next(tokens: Int32s, end: int, places: Int32s, ahead: int) -> int:
     """Sort positions by the token `ahead` places after them; return how many have no such token.
 
     Positions without such a token come first.
@@ -282,9 +294,9 @@ def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
     return none
 
 
-def grown(
-    tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, least: float
-) -> tuple[Shorts, Floats, float]:
+def build_tree(
+    tokens: Int32s, end: int, places: Int32s, budget: int, depth: int, least: float
+) -> tuple[Int32s, Floats, float]:
     """Return the tree of the most likely continuations after positions, the most likely first.
 
     Source: SuffixDecoding, section 4.
@@ -320,7 +332,11 @@ def grown(
     waiting = 0
     pushed = 0
     while node + 1 < budget:
-        at = begin + split(tokens, end, places[begin:stop], ahead) if ahead <= depth else stop
+        at = (
+            begin + partition_by_next(tokens, end, places[begin:stop], ahead)
+            if ahead <= depth
+            else stop
+        )
         total = stop - at
         while at < stop:
             token, first = tokens[places[at] + ahead], at
@@ -354,15 +370,15 @@ def grown(
     return nodes[: node + 1], shares[: node + 1], score
 
 
-def best_of(
-    tokens: Shorts,
+def select_best_draft(
+    tokens: Int32s,
     end: int,
     found: Occurrences,
     limits: Limits,
-    nodes: Shorts,
+    nodes: Int32s,
     shares: Floats,
     score: float,
-) -> tuple[Shorts, Floats, float]:
+) -> tuple[Int32s, Floats, float]:
     """Return the draft with the largest score among those for all lengths of the pattern.
 
     A given draft takes part as well, and wins ties. The score of n tokens is at most n. Patterns
@@ -378,14 +394,14 @@ def best_of(
         budget = min(int(limits.factor * pattern + 1e-6), MAX_NODES)
         if budget <= score:
             break
-        other = grown(tokens, end, places[:first].copy(), budget, limits.length, limits.least)
+        other = build_tree(tokens, end, places[:first].copy(), budget, limits.length, limits.least)
         if other[2] > score:
             nodes, shares, score = other
     return nodes, shares, score
 
 
 @native_as("suffix_draft")
-def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> Draft:
+def draft(text: Int32s, end: int, memory: Outputs, limits: Limits) -> Draft:
     """Return the draft that continues a text.
 
     Drafts are computed for all lengths of its last tokens, from their occurrences in the text and
@@ -400,9 +416,17 @@ def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> Draft:
         limits: bounds of patterns and drafts.
     """
     none, shares = np.empty((0, 2), np.int32), np.empty(0)
-    nodes, shares, score = best_of(text, end, in_text(text, end, limits), limits, none, shares, 0.0)
+    nodes, shares, score = select_best_draft(
+        text, end, match_in_text(text, end, limits), limits, none, shares, 0.0
+    )
     size = len(memory.tokens)
-    nodes, shares, _ = best_of(
-        memory.tokens, size, in_memory(memory, text, end, limits), limits, nodes, shares, score
+    nodes, shares, _ = select_best_draft(
+        memory.tokens,
+        size,
+        match_in_memory(memory, text, end, limits),
+        limits,
+        nodes,
+        shares,
+        score,
     )
     return nodes, shares

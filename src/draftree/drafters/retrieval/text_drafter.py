@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftree.drafters.base import put
+from draftree.drafters.base import replace_slots
 from draftree.tree import AcceptResult, Floats, Ints, Tree
 
 Texts = tuple[Ints, ...]
 NO_TEXT = np.zeros(0, np.int64)
 
 
-def extended(texts: Texts, tree: Tree, verdict: AcceptResult) -> Texts:
+def extend_texts(texts: Texts, tree: Tree, verdict: AcceptResult) -> Texts:
     """Return the texts with root and accepted tokens appended."""
     longer = list(texts)
     for root in range(tree.roots):
@@ -23,15 +23,15 @@ def extended(texts: Texts, tree: Tree, verdict: AcceptResult) -> Texts:
     return tuple(longer)
 
 
-def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
+def truncate_texts(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
     """Return the texts, some of them cut to their first `lengths[r]` tokens.
 
     `rows` are the slots of the texts to cut; None stands for all.
     """
-    return put(texts, rows, [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
+    return replace_slots(texts, rows, [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
 
 
-def ragged(
+def pad_candidates(
     candidates: Sequence[tuple[Sequence[int] | Ints, Sequence[float] | Floats]], k: int
 ) -> tuple[Ints, Floats]:
     """Return lists of candidates as arrays [F, K'] of tokens and values, padded with 0.

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from draftree.cost_estimate import LOOK_UP, OPERATIONS
+from draftree.cost_estimate import LOOKUP_SIZE, OPERATIONS
 from draftree.costs.model import Size
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.probe import machine_speed
 from draftree.drafters.base import Drafter
-from draftree.utils.hardware import kept, machine
+from draftree.utils.hardware import machine, measurement_path
 
 
 def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineCosts:
@@ -37,11 +37,11 @@ def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineC
     }
     speed = partial(machine_speed, device, dtype)
     size = target_size(model.hf_text_config, dtype.itemsize, int(parallel.tensor_parallel_size))
-    drafts = {"draft": LOOK_UP, "commit": LOOK_UP, "find": LOOK_UP}
+    drafts = {"draft": LOOKUP_SIZE, "commit": LOOKUP_SIZE, "find": LOOKUP_SIZE}
     of_draft = about | {"drafter": drafter.described}
     return OnlineCosts(
-        Learner(kept("costs-vllm", about), about, {"target": size}, speed),
-        Learner(kept("costs-vllm-drafter", of_draft), of_draft, drafts, speed),
+        Learner(measurement_path("costs-vllm", about), about, {"target": size}, speed),
+        Learner(measurement_path("costs-vllm-drafter", of_draft), of_draft, drafts, speed),
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any, Self, cast
 
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Drafter, Method, TrainableMethod
-from draftree.drafters.retrieval.datastore import Stored
-from draftree.errors import UnknownName, UserError, shown
+from draftree.drafters.retrieval.datastore import DatastoreMethod
+from draftree.errors import UnknownName, UserError, format_value
 from draftree.policies.base import Policy
 from draftree.policies.yield_ import Yield
 from draftree.registry import build
@@ -50,7 +50,7 @@ class ProposerOptions(Part):
         )
         if not isinstance(given, Mapping):
             raise UserError(
-                f"'{CONFIG_KEY}' of the additional config is {shown(given)}, allowed is an object of options"
+                f"'{CONFIG_KEY}' of the additional config is {format_value(given)}, allowed is an object of options"
             )
         known = [f.name for f in fields(cls)]
         for name in given:
@@ -78,18 +78,18 @@ def open_drafter(spec: str, vocab: int, tokenizer: Any, name: str) -> Drafter[An
     told = "allowed are those that read text alone: suffix, pld, rest, aded, or several of them with '+'"
     if any(isinstance(part, TrainableMethod) for part in parts):
         raise UserError(
-            f"drafter {shown(spec)} needs the target's hidden states, which vLLM does not show: {told}"
+            f"drafter {format_value(spec)} needs the target's hidden states, which vLLM does not show: {told}"
         )
-    stored = any(isinstance(part, Stored) and part.datastore for part in parts)
+    stored = any(isinstance(part, DatastoreMethod) and part.datastore for part in parts)
     stand_in = SimpleNamespace(
         decoder=SimpleNamespace(vocab=vocab), tokenizer=tokenizer() if stored else None, name=name
     )
     try:
         drafter = method.open(cast(Target, stand_in))
     except AttributeError as error:  # it looked for a network that only a loaded target has
-        raise UserError(f"drafter {shown(spec)} cannot draft inside vLLM: {told}") from error
+        raise UserError(f"drafter {format_value(spec)} cannot draft inside vLLM: {told}") from error
     if not drafter.searches or drafter.needs != HiddenStateSpec() or drafter.sends_probes:
-        raise UserError(f"drafter {shown(spec)} cannot draft inside vLLM: {told}")
+        raise UserError(f"drafter {format_value(spec)} cannot draft inside vLLM: {told}")
     return drafter
 
 

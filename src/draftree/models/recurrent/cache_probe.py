@@ -16,14 +16,14 @@ from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.kv_cache import LayerShape
-from draftree.models.kv_capture import Passing
-from draftree.models.recurrent.ssm_functions import Stock, wide
+from draftree.models.kv_capture import PassThroughCache
+from draftree.models.recurrent.ssm_functions import Stock, state_dtype
 from draftree.models.recurrent.state_cache import Key, StateShape
 from draftree.models.supported_architectures import STATEFUL, STATELESS
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredShapes:
     """Describe the keys, values and recurrent states that a model's layers store.
 
     Attributes:
@@ -43,13 +43,13 @@ class _Ours:
     """Mark a recurrent state that was passed to one of draftree's functions."""
 
     def __init__(self, last: Tensor) -> None:
-        self.shape, self.dtype = tuple(last.shape[1:]), wide(last.dtype)
+        self.shape, self.dtype = tuple(last.shape[1:]), state_dtype(last.dtype)
 
     def to(self, *_: object) -> "_Ours":
         return self
 
 
-class Recorder(Passing):
+class Recorder(PassThroughCache):
     """Record the shapes of the tensors that layers hand to their cache, in a pass over one token.
 
     Recurrent layers run transformers' own functions.
@@ -141,7 +141,7 @@ class Recorder(Passing):
         types = getattr(self._config, "layer_types", None) or ()
         return str(types[layer]) if layer < len(types) else "of no named type"
 
-    def kept(self) -> Kept:
+    def kept(self) -> StoredShapes:
         """Return the recorded shapes.
 
         Raises:
@@ -173,7 +173,7 @@ class Recorder(Passing):
             for key, form in self._columns.items()
         }
         shapes = tuple(self._keys.get(layer, none) for layer in layers)
-        return Kept(
+        return StoredShapes(
             shapes,
             states,
             self._clamped,

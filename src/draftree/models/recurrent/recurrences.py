@@ -239,7 +239,7 @@ def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> None:
     state.mul_((until[-1, :, None] * a).exp()).add_((left * x[:, :, None] * b[:, None]).sum(0))
 
 
-def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def convolve_paths(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a causal depthwise convolution along tree paths.
 
     A token's result is the weighted sum of the last K columns of its path, which ends with its own

@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
-from draftree.models.recurrent.recurrences import Stash, convolved, delta_tree, s6_tree, ssd_tree
+from draftree.models.recurrent.recurrences import (
+    Stash,
+    convolve_paths,
+    delta_tree,
+    s6_tree,
+    ssd_tree,
+)
 from draftree.models.recurrent.state_cache import Final, Pass
 from draftree.models.shared_weights import Model, share_weights
 
@@ -62,28 +68,28 @@ NAMES: Mapping[str, str] = {
     "mamba_selective_scan": "s6",
 }
 """Names of functions in modeling modules, and the method of `Functions` that replaces each."""
-_ASKED: ContextVar[Functions | None] = ContextVar("draftree pass", default=None)
+_CURRENT_FUNCTIONS: ContextVar[Functions | None] = ContextVar("draftree pass", default=None)
 
 
-def dispatching(model: Model) -> Model:
-    """Return a model whose recurrent layers first call the functions set by `answering`.
+def dispatch_functions(model: Model) -> Model:
+    """Return a model whose recurrent layers first call the functions set by `use_functions`.
 
     It shares the weights of the given model. A model without recurrent layers is returned as it is.
 
     The functions are globals of transformers' modules. The forwards of the layer classes are
     therefore rebuilt with other globals, in new classes.
     """
-    if not any(_asks(type(module)) for module in model.modules()):
+    if not any(_calls_functions(type(module)) for module in model.modules()):
         return model
     shared = share_weights(model)
     for module in shared.modules():
         kind: Any = type(module)
-        if _asks(kind):
+        if _calls_functions(kind):
             module.__class__ = _class_of(kind)
     return shared
 
 
-def _asks(kind: type[nn.Module]) -> bool:
+def _calls_functions(kind: type[nn.Module]) -> bool:
     """Return whether a class's forward calls one of the functions in `NAMES` by its global name."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return (
@@ -112,7 +118,7 @@ def _class_of(kind: Any) -> type[nn.Module]:
 def _dispatcher(stock: Stock, method: str) -> Stock:
     @wraps(stock)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        asked = _ASKED.get()
+        asked = _CURRENT_FUNCTIONS.get()
         return (
             stock(*args, **kwargs)
             if asked is None
@@ -127,24 +133,24 @@ _MARK = "__draftree__"
 
 
 @contextmanager
-def answering(functions: Known) -> Iterator[Known]:
+def use_functions(functions: Known) -> Iterator[Known]:
     """Call the given functions instead of transformers' inside the context.
 
     This affects only the current thread and task.
     """
-    token = _ASKED.set(functions)
+    token = _CURRENT_FUNCTIONS.set(functions)
     try:
         yield functions
     finally:
-        _ASKED.reset(token)
+        _CURRENT_FUNCTIONS.reset(token)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of recurrent states: at least float32, as in transformers."""
     return torch.promote_types(dtype, torch.float32)
 
 
-class Answers:
+class PassFunctions:
     """Provide the functions of recurrent layers during a forward pass of draftree.
 
     A prompt is computed by transformers' own functions, with its padding zeroed. A draft tree is
@@ -174,7 +180,7 @@ class Answers:
         if self._paths.whole:
             whole: Tensor = stock(x, weight, bias, activation=activation)
             return whole[:, :, -self._paths.slots :]
-        out = convolved(self._paths, x, weight, bias)
+        out = convolve_paths(self._paths, x, weight, bias)
         return (out if activation is None else ACT2FN[activation](out)).to(x.dtype)
 
     def delta(
