@@ -103,11 +103,11 @@ claims() {  # the papers' claims that the pairings answer
     draftree tables --target smollm2 --result evidence.json --as glide=glide --as mtp=mtp --as rest=rest --as aded=aded \
         --out claims.json --json | python -c '
 import json, sys
-from draftree.evaluation.paper_claims import Claim, Judged
+from draftree.evaluation.paper_claims import Claim, JudgedClaim
 from draftree.evaluation.bootstrap import Ratio
 names = Claim.__dataclass_fields__
 found = [(Claim(**{k: v for k, v in c.items() if k in names}), c) for c in json.load(sys.stdin)["claims"] if c["ratio"]]
-rows = [Judged(of, tuple(c["τ"]), Ratio(**c["ratio"]), c["verdict"]).cells() | {"verdict": c["verdict"]} for of, c in found]
+rows = [JudgedClaim(of, tuple(c["τ"]), Ratio(**c["ratio"]), c["verdict"]).cells() | {"verdict": c["verdict"]} for of, c in found]
 about = {k: v for k, v in json.load(open("evidence.json"))["provenance"].items() if k not in ("costs", "drafting")}
 json.dump({"provenance": about, "rows": rows}, open("evidence_claims.json", "w"), indent=1, ensure_ascii=False)'
 }

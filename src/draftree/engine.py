@@ -1153,7 +1153,8 @@ def usual_drafter(target: str) -> tuple[str, str]:
         return UNTRAINED_PARTS[0], f"{told}; '{UNTRAINED_PARTS[0]}' drafts, which needs no training"
     if (usual := DEFAULT_PARTS.get(shipped_name(target) or "")) is not None:
         return usual[0], ""
-    told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED_PARTS[0]}' drafts, which needs no training"
+    untrained = f"'{UNTRAINED_PARTS[0]}' drafts, which needs no training"
+    told = f"no drafter is named and none is shipped for target '{target}': {untrained}"
     if there := published_for(target):
         return (
             UNTRAINED_PARTS[0],
@@ -1258,9 +1259,8 @@ def speculate(
     Raises:
         UserError: a part does not exist or does not fit the model, or an option cannot be honoured.
     """
-    if (
-        "generation_config" in prepared
-    ):  # transformers calls custom_generate=speculate itself: the model comes first
+    # transformers calls custom_generate=speculate itself: the model comes first
+    if "generation_config" in prepared:
         hook: Any = speculate(
             seed=seed, streamer=streamer, tokenizer=tokenizer, exactness=exactness
         )

@@ -103,7 +103,9 @@ def test_costs_that_another_program_slowed_are_measured_again(
         measured.append(costs)
         return costs
 
-    monkeypatch.setattr(drafter_report, "busy", lambda: "9.0 programs compete for 2 processors")
+    monkeypatch.setattr(
+        drafter_report, "describe_contention", lambda: "9.0 programs compete for 2 processors"
+    )
     good = finding(examine(demo, drafter, texts[:2], slow, again=lambda: again(FLAT)), "speed-up")
     assert (good.verdict, len(measured)) == ("ok", 1)
     assert "measured 1 more time, and the least count" in good.text

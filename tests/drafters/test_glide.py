@@ -736,6 +736,6 @@ def test_a_text_that_outgrows_its_cache_goes_on() -> None:
         Engine(suite.target, drafter, VCT(2, 2), costs=COSTS).plain([Request(prompt, 20)]).tokens
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(glide, "SPARE", 1)
+        patch.setattr(glide, "SPARE_SLOTS", 1)
         engine = Engine(suite.target, drafter, VCT(2, 2), costs=COSTS)
         assert engine.write([Request(prompt, 20)], Sampling()).tokens == plain

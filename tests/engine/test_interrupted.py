@@ -438,7 +438,7 @@ def test_a_signal_while_handlers_are_set_or_reset_is_one_line(
         yield []
         raise signals.Interrupted(signal.SIGHUP)
 
-    monkeypatch.setattr(app, "raised", raised)
+    monkeypatch.setattr(app, "raise_on_signal", raised)
     status, _, err = draftree("--version")
     assert (status, err) == (129, "draftree: interrupted\n")
 

@@ -448,7 +448,7 @@ def test_a_gpu_is_probed_by_works_that_take_longer_than_their_launch(
 ) -> None:
     """Its libraries take longer to set up than all works together, and its cache holds what a CPU's does not."""
     gpu = PretendedGPU(speed)
-    monkeypatch.setattr(probe, "timed", gpu.timed)
+    monkeypatch.setattr(probe, "time_work", gpu.timed)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     with gpu:
         found = probe.probe(torch.device("cuda"), torch.bfloat16)

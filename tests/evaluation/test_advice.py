@@ -66,7 +66,7 @@ def test_a_verdict_is_what_its_interval_says(target: Target) -> None:
         ([0.9, 1.2], None, "Not told"),
     ):
         judged = found.judged | {"intervals": {"speedup": bounds}}
-        verdict = advice.AcceptResult(found.chosen, found.counted, judged)
+        verdict = advice.Verdict(found.chosen, found.counted, judged)
         assert verdict.speculate is wanted
         assert advice.format_verdict(verdict, "demo").startswith(words)
     assert found.counted[found.chosen]["counted_speedup"] < 1, "drafting costs more than it brings"

@@ -591,7 +591,7 @@ def test_recordings_are_tried_at_load(
 ) -> None:
     recorder.recorded = recorder.launched = 0
     monkeypatch.setattr(
-        "draftree.target.target.usual_capture", lambda model, asked: Graphs(recorder)
+        "draftree.target.target.select_capture", lambda model, asked: Graphs(recorder)
     )
     given: Any = "demo" if way == "loaded" else tiny_target(context=64).decoder.model.float()
     with caplog.at_level(logging.WARNING, "draftree"):

@@ -93,7 +93,9 @@ def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
     assert load(dtype="float32") == (torch.float32, None)
     assert load(adapter=None) == (torch.bfloat16, "bits")
     monkeypatch.setattr(
-        exactness, "looked_into", lambda *_, **__: (None, exactness.Findings({"Odd": None}, None))
+        exactness,
+        "probe_batch_invariance",
+        lambda *_, **__: (None, exactness.Findings({"Odd": None}, None)),
     )
     assert load() == (torch.float32, None)  # bits cannot be kept
     with pytest.raises(UserError, match="other bits in company, in its Odd"):
@@ -223,7 +225,7 @@ def test_other_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(exactness, "parting", lambda *_: "from layer 1 on (X)")
+    monkeypatch.setattr(exactness, "first_variant_layer", lambda *_: "from layer 1 on (X)")
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
     with caplog.at_level(logging.INFO, "draftree"):
         assert resolve_exactness(decoder, "x", None) == (None, "ties")

@@ -95,7 +95,7 @@ def test_the_faster_kernel_is_taken_and_remembered(
         calls.append(len(works))
         return own, ours
 
-    monkeypatch.setattr(packed_linear, "interleaved", interleaved)
+    monkeypatch.setattr(packed_linear, "time_interleaved", interleaved)
     for _ in range(2):
         model = nn.Sequential(copy.deepcopy(big), small, copy.deepcopy(big))
         use_kernels(model)

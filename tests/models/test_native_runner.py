@@ -441,7 +441,7 @@ def test_a_large_model_is_compiled_where_that_is_faster(
     assert not choose_kernels(small, Loading()), "it would have to be waited for"
     monkeypatch.setattr(kernel_choice, "MIN_PARAMETERS", 1000)
     timed = lambda topic, about, works: [work() for work in works()] and faster
-    monkeypatch.setattr(kernel_choice, "quicker", timed)
+    monkeypatch.setattr(kernel_choice, "second_is_faster", timed)
     for told in (Loading(kernels="stock"), Loading(attn_implementation="eager")):
         assert not choose_kernels(large, told)
     used = faster or name != "generic"  # generic kernels alone are timed

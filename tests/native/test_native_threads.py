@@ -14,7 +14,7 @@ from draftree.native import transformer_kernels
 CHILD = """
 import os, signal, sys
 import torch
-from draftree.native import dense
+from draftree.native import transformer_kernels as dense
 
 torch.set_num_threads(2)
 dense.thread_count = lambda: 2
@@ -80,7 +80,8 @@ def test_threads_follow_the_quota(
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity masks")
 def test_threads_follow_the_affinity_mask() -> None:
     code = (
-        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); from draftree.native import dense; "
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+        "from draftree.native import transformer_kernels as dense; "
         "dense.torch.set_num_threads(64); print(dense.thread_count())"
     )
     assert (

@@ -348,7 +348,7 @@ def test_the_site_fills_in_options_of_commands_and_parts() -> None:
     assert "<!--" not in page
     assert "### draftree datastore build" in page
     assert "| `--drafter` |" in page
-    assert "| `probe` | `0.01` | where drafting" in page
+    assert "| `probe` | `0.01` | when drafting" in page
     assert hooks.sentence("# T\n\n| a |\n\nSee [that](x.md). More.") == "See that."
 
 

@@ -90,7 +90,7 @@ def test_batches_read_by_few_operations_are_the_targets(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
-    monkeypatch.setattr(teacher, "read", teacher.read)  # put back afterwards
+    monkeypatch.setattr(teacher, "read_features", teacher.read_features)  # put back afterwards
     ours = recipe("smollm2_on_gpu")
     ids = torch.randint(0, 4000, (3, 40))
     needs = HiddenStateSpec(hidden=(1, 2, -4))
@@ -98,7 +98,7 @@ def test_batches_read_by_few_operations_are_the_targets(
     ours.read_fast(target)
     theirs, found = (
         feature_cache.read_features(target, ids, needs),
-        teacher.read(target, ids, needs),
+        teacher.read_features(target, ids, needs),
     )
     assert found.hidden.keys() == theirs.hidden.keys()
     for layer, states in theirs.hidden.items():

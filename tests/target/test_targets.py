@@ -284,9 +284,9 @@ def test_smollm2_that_cannot_be_had_says_what_to_install(
 def test_smollm2_is_the_hubs_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_names, "SMOLLM2_PACKAGE", "no_such_package")
     assert location("smollm2") == SMOLLM2_HUB_ID
-    assert [shipped_name(name) for name in ("smollm2", SMOLLM2_HUB_ID, "demo", str(demo_folder()), "", "x/y", "smollm2.gguf")] == [
-        "smollm2", "smollm2", "demo", "demo", None, None, None,
-    ]  # fmt: skip
+    asked = ("smollm2", SMOLLM2_HUB_ID, "demo", str(demo_folder()), "", "x/y", "smollm2.gguf")
+    found = ["smollm2", "smollm2", "demo", "demo", None, None, None]
+    assert [shipped_name(name) for name in asked] == found
 
 
 @pytest.mark.long
@@ -363,7 +363,7 @@ def test_heads_of_eagle_grow_their_own_trees_where_wide_passes_are_cheap(
     head.save(tmp_path / "head")
     named = str(tmp_path / "head")
     assert load(target, named).policy == PCT()
-    monkeypatch.setattr("draftree.engine.usable", lambda device: torch.device("cuda"))
+    monkeypatch.setattr("draftree.engine.resolve_device", lambda device: torch.device("cuda"))
     assert load(target, named).policy == EAGLE2()
     assert [usual_policy(folder, drafter) for drafter in (named, "eagle", "eagle3+pld", "edd")] == [
         "eagle2",

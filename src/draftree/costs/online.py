@@ -73,8 +73,8 @@ UNEXPECTED_LOG_RATIO = 0.2
 EXPLORATION_SHARE, INITIAL_EXPLORATION_BUDGET, MAX_EXPLORATION_BUDGET = 0.01, 2.0, 8.0
 """Share of the time that exploring steps may lose.
 
-`INITIAL_EXPLORATION_BUDGET` and `MAX_EXPLORATION_BUDGET` are the initial and the largest loss that is allowed at a time, in passes over a
-single token.
+`INITIAL_EXPLORATION_BUDGET` and `MAX_EXPLORATION_BUDGET` are the initial and the largest loss that
+is allowed at a time, in passes over a single token.
 """
 EXPLORATION_INTERVAL = 4
 """At most one step in this number explores; the others give the rate without exploring."""

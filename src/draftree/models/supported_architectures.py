@@ -163,7 +163,8 @@ def _explain_unreachable(
             config.model_type, "by code of its own, for which draftree has no tree"
         )
     if tuple(map(int, transformers.__version__.split(".")[:2])) < MIN_TRANSFORMERS_VERSION:
-        return f"{about}which takes transformers {'.'.join(map(str, MIN_TRANSFORMERS_VERSION))} or newer, and this is {transformers.__version__}"
+        oldest = ".".join(map(str, MIN_TRANSFORMERS_VERSION))
+        return f"{about}which takes transformers {oldest} or newer, and this is {transformers.__version__}"
     return None
 
 
