@@ -625,7 +625,7 @@ def truncated() -> list[dict[str, Any]]:
         claim = claim_of(ADED, table, of)
         ratio = paired(mine, other, "steps")
         taus = (mine["acceptance_length"], other["acceptance_length"])
-        one = judging.Judged(replace(claim, keeps=True), taus, ratio)
+        one = judging.JudgedClaim(replace(claim, keeps=True), taus, ratio)
         one = replace(one, verdict=judging.verdict(one.claim, ratio))
         found.append(entry(claim, "demo", one, source, len(mine["per_prompt"]["tokens"])))
     return found
@@ -647,14 +647,14 @@ def by_category() -> list[dict[str, Any]]:
     spread = taus.max() / taus.min()
     by_chance = [per_category(rows["aded"], rng.permutation(of))[0] for _ in range(2000)]
     p = float(np.mean([t.max() / t.min() >= spread for t in by_chance]))
-    verdict = "fails" if p < judging.LEVEL and spread > 1 + judging.KEPT else "ties"
+    verdict = "fails" if p < judging.ERROR_LEVEL and spread > 1 + judging.KEPT_MARGIN else "ties"
     told = f"τ from {taus.min():.2f} to {taus.max():.2f}; shuffled prompts spread as much with p = {p:.2f}"
     steady = key(claim_of(ADED, "Fig. 4b", "steady over categories")) | said
     taus, nodes = (ranks(x) for x in per_category(rows["edd"], of))
     r = float(np.corrcoef(taus, nodes)[0, 1])
     shuffled = [np.corrcoef(taus, rng.permutation(nodes))[0, 1] for _ in range(10_000)]
     chance = float(np.mean(np.array(shuffled) >= r))
-    follows = "holds" if chance < judging.LEVEL and r > 0 else "fails" if r < 0 else "ties"
+    follows = "holds" if chance < judging.ERROR_LEVEL and r > 0 else "fails" if r < 0 else "ties"
     correlated = f"rank correlation of τ and nodes over eight categories {r:.2f} (p = {chance:.3f})"
     return [
         steady | {"verdict": verdict, "of": told, "p": p},
