@@ -1,4 +1,4 @@
-"""Block verification: a drawn chain is accepted as a whole (Sun et al. 2024, "Block verification", Algorithm 2).
+"""Block verification: accept a sampled chain as a whole (Sun et al. 2024, Algorithm 2).
 
 When drafts are judged token by token, everything after the first rejected one is lost. Here the
 probability that a prefix of the chain is kept depends on all its tokens together: the expected

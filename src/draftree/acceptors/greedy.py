@@ -1,4 +1,4 @@
-"""Greedy acceptance: the target's likeliest token is followed while it is a child (EDD + PCT, section 2, eq. 1)."""
+"""Greedy acceptance: follow the target's likeliest token while it is in the tree (EDD + PCT, eq. 1)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, final

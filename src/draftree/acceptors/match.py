@@ -1,4 +1,4 @@
-"""Acceptance by matching: at each node the target draws its token, and the walk goes on while that token is a child.
+"""Acceptance by matching: sample the target's token at each node, and follow it while it is a child.
 
 One draw is used for both questions, "is a child accepted?" and "what comes instead?", so nothing
 about how the tree was made can change the distribution. With keyed noise (`sampling.Keyed`) the

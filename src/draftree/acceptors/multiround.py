@@ -1,4 +1,4 @@
-"""Acceptance by rejection among several drawn siblings, one after the other.
+"""Rejection sampling among several sampled siblings, one after the other (SpecInfer).
 
 With replacement (SpecInfer, Miao et al. 2023, Algorithm 2 and Theorem 4.2): sibling x is kept with
 probability min(1, p(x)/q(x)), else p becomes norm(max(0, p − q)) for the next one. Without

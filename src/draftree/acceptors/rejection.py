@@ -1,4 +1,4 @@
-"""Acceptance by rejection along a chain of draws (Leviathan et al. 2022, section 2.3; Chen et al. 2023, Theorem 1).
+"""Rejection sampling along a chain (Leviathan et al. 2022, section 2.3; Chen et al. 2023, Theorem 1).
 
 A draft x of q is kept with probability min(1, p(x)/q(x)); the first that is not is replaced by a
 token of the residual norm(max(0, p − q)), which is exactly what p has and the kept drafts lack.

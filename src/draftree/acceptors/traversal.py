@@ -1,4 +1,4 @@
-"""Traversal verification: a drawn tree is judged from its leaves to its root (Weng et al. 2025, arXiv 2505.12398).
+"""Traversal verification: judge a sampled tree from its leaves to its root (Weng et al. 2025).
 
 When a tree is judged from the root down, a draft is lost with its parent. Here a path is judged as
 a whole, the deepest first. A refused path leaves its mass to its siblings and its parent, so that a

@@ -1,4 +1,4 @@
-"""Typical acceptance: a draft is kept where the target finds it likely enough (Medusa, Cai et al. 2024, section 2.3.1).
+"""Typical acceptance: accept tokens that are likely enough (Medusa, section 2.3.1); changes the distribution.
 
 It is lossy: the text is not the target's. What is likely enough falls with the target's entropy: a
 child x is kept where p(x) > min(ε, δ · exp(−H(p))). Of the paths that are kept whole the longest is

@@ -1,4 +1,4 @@
-"""Tri-gram statistics of a corpus, adapted to what the target writes (ADED, Liu et al. 2024; official code: Adaptix)."""
+"""ADED: trigram counts of a corpus that adapt to the target's output (Liu et al. 2024; official code: Adaptix)."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

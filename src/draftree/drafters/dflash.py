@@ -1,4 +1,4 @@
-"""DFlash: the root and mask tokens in, a block of drafts out, in one pass over the target's hidden states (arXiv 2602.06036).
+"""DFlash: draft a block in one pass over the target's hidden states (arXiv 2602.06036).
 
 Its slots see each other in both directions, so that the number of masks changes what is drafted: it
 is always fed the block size it was trained with. A slot predicts its token independently of the

@@ -1,4 +1,4 @@
-"""DSpark: a block in one pass, each draft corrected by the one before it, and told how sure it is (arXiv 2607.05147).
+"""DSpark: draft a block in one pass; each draft depends on the previous one and has a confidence (arXiv 2607.05147).
 
 The block's slots are DFlash's. A small Markov head adds to a slot's logits what the token before it
 makes likely, so that the children of a node depend on the node, and a confidence head says how

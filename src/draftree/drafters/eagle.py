@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-2's draft model: one layer that continues the target's features (Li et al. 2024; EAGLE-2, section 2.2).
+"""EAGLE and EAGLE-2's draft model: one layer that extrapolates hidden states (Li et al. 2024).
 
 The feature is what the target's LM head reads. A linear layer fuses the embedding of token t + 1
 with the feature of token t, a decoder layer without input norm makes the feature of token t + 1 of

@@ -1,4 +1,4 @@
-"""EAGLE-3's draft model: three of the target's layers fused, trained on what it will be fed (Li et al. 2025).
+"""EAGLE-3's draft model: reads three layers of the target; trained on its own outputs (Li et al. 2025).
 
 Its decoder layer attends over the embedding of token t + 1 and the fused features of token t;
 its output is fed back in their place. It has a head of its own over a draft vocabulary, the tokens

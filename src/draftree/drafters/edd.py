@@ -1,4 +1,4 @@
-"""EDD, the effective draft decoder (EDD + PCT, section 3.1).
+"""EDD, the effective draft decoder: one layer over the target's hidden states (EDD + PCT, section 3.1).
 
 One layer of the target's architecture reads the target's own hidden states as a soft prompt: the
 target encodes the committed text, EDD decodes on from there. In decoding, the soft prompt's keys

@@ -1,4 +1,4 @@
-"""GLIDE, the glimpse draft model: a small Llama that also attends to the target's key-value cache (GliDe + CaPE, 4.1).
+"""GLIDE: a small Llama with cross-attention to the target's KV cache (GliDe + CaPE, section 4.1).
 
 Each draft layer has a cross-attention between its self-attention and its MLP. Its queries see the
 keys and values that a layer of the target has cached for committed tokens; the token at position N

@@ -1,4 +1,4 @@
-"""Hydra: heads that read the drafted path as well as the target's last hidden state (Ankner et al. 2024).
+"""Hydra: heads that read the drafted path and the target's last hidden state (Ankner et al. 2024).
 
 Head i, counted from 0, is asked after a node at depth i. It reads what a prefix layer made of the
 committed text, and the embeddings of the root and of the node's path: unlike Medusa's, siblings

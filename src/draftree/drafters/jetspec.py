@@ -1,4 +1,4 @@
-"""JetSpec: a block drafter whose slots see those before them alone, so that a longer block changes nothing (arXiv 2606.18394).
+"""JetSpec: a block drafter with causal slots; a longer block does not change its first drafts (arXiv 2606.18394).
 
 It drafts as published: one pass with masks gives each depth's list, which all nodes of the depth
 share, and trees are made of these. If asked it reads the tokens of each path, too, as slots that

@@ -1,4 +1,4 @@
-"""A small causal language model as drafter (Leviathan et al. 2022; EDD + PCT, section 4.1, calls a trained one VDM).
+"""Any small causal language model with the target's tokenizer (Leviathan et al. 2022).
 
 One with another vocabulary drafts the tokens that both have (Timor et al., arXiv 2502.05202, their
 algorithm TLI).

@@ -1,4 +1,4 @@
-"""Lookahead decoding: n-grams that the target itself makes up beside the text, by Jacobi iteration (Fu et al. 2024).
+"""Lookahead decoding: n-grams that the target generates by Jacobi iteration (Fu et al. 2024).
 
 A window of guessed tokens is part of every verification pass. The target's choices after them fill
 n-grams, diagonal by diagonal. An n-gram is drafted when its first token is generated.

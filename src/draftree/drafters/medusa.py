@@ -1,4 +1,4 @@
-"""Medusa: heads on the target's last hidden state, each for a token further ahead (Cai et al. 2024).
+"""Medusa: heads on the target's last hidden state, one for each depth (Cai et al. 2024).
 
 Head i, counted from 0, predicts token t + 2 + i from the hidden state at position t; the LM head
 has predicted t + 1, the root. What follows the root's children does not depend on which of them it

@@ -1,4 +1,4 @@
-"""A multi-token-prediction layer of the target's own kind (C2T, appendix F; DeepSeek-V3, section 2.2).
+"""A multi-token-prediction layer of the target (DeepSeek-V3, section 2.2; C2T, appendix F).
 
 h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the
 target's LM head. Checkpoints like DeepSeek-V3's store such a layer after the target's last one;

@@ -1,4 +1,4 @@
-"""P-EAGLE: EAGLE-3's draft model made to give several tokens in one pass (arXiv 2602.01469).
+"""P-EAGLE: EAGLE-3's draft model, which drafts several tokens in one pass (arXiv 2602.01469).
 
 The pair of the root is followed by K − 1 slots of a mask token, which have a learnt vector instead
 of the target's features. A slot sees only what is before it. It predicts the token at its own

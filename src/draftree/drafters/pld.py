@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens when they stood in the text before (Saxena 2023)."""
+"""Prompt lookup: the continuation of the last tokens where they occurred before in the text (Saxena 2023)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Retrieval: what followed the last few tokens wherever they stand in a corpus (He et al. 2024, REST)."""
+"""REST: continuations of the last tokens in a corpus (He et al. 2024)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

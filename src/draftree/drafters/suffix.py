@@ -1,4 +1,4 @@
-"""SuffixDecoding: what followed the longest match most often, in the text and in earlier outputs (Oliaro et al. 2024)."""
+"""SuffixDecoding: the most frequent continuations of the longest match in the text and earlier outputs (Oliaro et al. 2024)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

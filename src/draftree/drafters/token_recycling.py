@@ -1,4 +1,4 @@
-"""Token Recycling: what the target held likely after a token before, chosen or not, follows it again (Luo et al. 2024).
+"""Token Recycling: the tokens that the target found likely after the same token before (Luo et al. 2024).
 
 The target's likeliest next tokens after every verified node, the rejected ones too, go into a table
 from a token to its successors. Drafts are read from it layer by layer.

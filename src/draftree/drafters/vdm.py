@@ -1,4 +1,4 @@
-"""The vanilla draft model: one transformer layer of the target's shape, trained alone (EDD + PCT, section 4.1)."""
+"""VDM, the vanilla draft model: one transformer layer of the target's shape, trained alone (EDD + PCT, section 4.1)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, final

@@ -1,4 +1,4 @@
-"""The tree of JetSpec: the likeliest node is expanded next, with all its children, until the tree is full (arXiv 2606.18394).
+"""JetSpec's tree: expand the likeliest node with all its children until the tree is full (arXiv 2606.18394).
 
 Siblings take their place in the tree whether they are good or not, so it is not the tree of the
 likeliest prefixes, which is `ddtree`. Which nodes are expanded follows from scores alone, as no

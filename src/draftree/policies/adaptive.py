@@ -1,4 +1,4 @@
-"""vLLM's adaptive verification: chains, of which a batch verifies as many tokens as give the most tokens per second.
+"""vLLM's adaptive verification: chains, cut so that the batch gains the most tokens per second.
 
 The survival of a token is the product of the estimated acceptances along its chain. All tokens of
 the batch are ranked by survival, and the first of them are verified, as many as maximise the

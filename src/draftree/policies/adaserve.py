@@ -1,4 +1,4 @@
-"""AdaServe's selection: beams for all sequences, of which a batch verifies a fixed number of tokens (arXiv 2501.12162).
+"""AdaServe's selection: beams of all sequences under one node budget (arXiv 2501.12162).
 
 Beam search drafts a tree for each sequence. Of each tree the nodes of the highest path probability
 are taken until the sequence is expected to get the tokens that its deadline asks for. What is left

@@ -1,4 +1,4 @@
-"""Beam search as a tree: the best paths of each length go on (GLIDE + BeamSearch; GliDe + CaPE, section 5, Table 3).
+"""Beam search as a tree: keep the best paths of each length (GliDe + CaPE, section 5, Table 3).
 
 The paper says that each of the top k tokens of a position is used to draft the following ones,
 which gives "tree structures with many branches" (section 4.2), and that all are verified with a

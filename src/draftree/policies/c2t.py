@@ -1,4 +1,4 @@
-"""C2T's classifier: a net of two layers on a node's joint probability, entropy and depth, and the folder it lies in.
+"""C2T: keep the nodes that a small classifier of probability, entropy and depth expects to be accepted.
 
 The net is computed on the host, where trees are stored: 200 weights take less time than the
 call of a framework.

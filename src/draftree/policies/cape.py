@@ -1,4 +1,4 @@
-"""CaPE: a chain whose every token has the more alternatives beside it, the less sure the drafter is (GliDe + CaPE, 4.2).
+"""CaPE: a chain with more alternatives where the drafter is less confident (GliDe + CaPE, section 4.2).
 
 Alternatives are leaves: they come out of the chain's own draft steps and cost no further ones.
 

@@ -1,4 +1,4 @@
-"""A chain of the likeliest tokens (Leviathan et al. 2022; the draft of EDD's Table 1)."""
+"""A chain of the drafter's likeliest tokens (Leviathan et al. 2022)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, final

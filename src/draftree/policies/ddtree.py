@@ -1,4 +1,4 @@
-"""The tree of DDTree: of all prefixes those of the highest draft probability, as many as may be verified (arXiv 2604.12989).
+"""DDTree: the prefixes of highest draft probability, up to a node budget (arXiv 2604.12989).
 
 Where the drafts of different depths are independent, as a block drafter's are, a prefix's
 probability is the product of its tokens', and the tree is the one with the most accepted drafts to

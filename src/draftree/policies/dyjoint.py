@@ -1,4 +1,4 @@
-"""DyJoint: a chain that stops before its joint probability falls too low (the baseline of C2T's Table 3).
+"""DyJoint: a chain that stops when its joint probability is too low (baseline of C2T's Table 3).
 
 C2T names the criterion and the threshold, no more (section 5.5, Table 3). As in its own chain mode
 (algorithm 1), the token below the threshold is not verified: it was drafted, and is dropped.

@@ -1,4 +1,4 @@
-"""DyMax: a chain that stops before a token the drafter is not sure of (the baseline of C2T's Table 3).
+"""DyMax: a chain that stops at a token of low confidence (baseline of C2T's Table 3).
 
 C2T names the criterion and the threshold, no more (section 5.5, Table 3). As in its own chain mode
 (algorithm 1), the token below the threshold is not verified: it was drafted, and is dropped.

@@ -1,4 +1,4 @@
-"""The tree of EAGLE-2: the likeliest nodes of each layer are expanded, then the best of all are kept (section 4).
+"""EAGLE-2's dynamic tree: expand the best nodes of each layer, then keep the best of all (section 4).
 
 A node's value is the product of draft confidences along its path. Shallow nodes that were not
 expanded may be worth more than deep ones that were, so all candidates are ranked once more at the

@@ -1,4 +1,4 @@
-"""Monte-Carlo tree search over a local model of the drafter, over arrays (ADED, Algorithm 1, eq. 16-17).
+"""Monte-Carlo tree search over the drafter's candidates (ADED, Algorithm 1, eq. 16-17).
 
 In the local model, node i has the children first[i] … last[i] − 1. All decisions follow from the
 arrays, so each row is searched as if alone.

@@ -1,4 +1,4 @@
-"""OPT-Tree: the tree of the largest expected acceptance under a budget of nodes (arXiv 2406.17276).
+"""OPT-Tree: the tree with the largest expected acceptance under a node budget (arXiv 2406.17276).
 
 A path's value, the product of q along it, estimates the probability that it is accepted, and so Σ
 value the number of accepted tokens. The n best of all nodes are the tree of n nodes with the

@@ -1,4 +1,4 @@
-"""The pruned candidate tree: a node is expanded only where that saves time (EDD + PCT, section 3.2).
+"""PCT, the pruned candidate tree: expand a node only where that saves time (EDD + PCT, section 3.2).
 
 A node's value is the product of draft confidences along its path, which estimates its probability
 of acceptance. By eq. 5 a further draft step below it costs sₐ and saves value · sₜ, so nodes with

@@ -1,4 +1,4 @@
-"""A tree of fixed shape, given by the ranks along its paths (EAGLE-1, Medusa, Hydra, Token Recycling).
+"""A tree of fixed shape, given by candidate ranks along its paths (EAGLE-1, Medusa, Hydra).
 
 The path [0, 2] is the third candidate after the first candidate after the root. Rank is the place
 in draw order.

@@ -1,4 +1,4 @@
-"""The tree of TALON: each layer takes what is nearly as likely as its best, until the nodes are spent (arXiv 2601.07353).
+"""TALON: keep the nodes nearly as likely as the best one of their layer (arXiv 2601.07353).
 
 The tree of a confident drafter becomes deep and narrow, that of an unsure one shallow and wide. The
 first layer always has the same width, because a small drafter that is confident of a wrong token

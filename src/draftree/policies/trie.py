@@ -1,4 +1,4 @@
-"""The likeliest nodes of the trie of all continuations that a drafter finds (REST, section 3.2)."""
+"""The likeliest nodes of the trie of retrieved continuations (REST, section 3.2)."""
 
 from dataclasses import dataclass
 from typing import Any, final

@@ -1,4 +1,4 @@
-"""The vanilla candidate tree: fixed width, fixed depth (EDD + PCT, section 4.1, baseline 1)."""
+"""VCT, the vanilla candidate tree: fixed width and depth (EDD + PCT, section 4.1)."""
 
 from dataclasses import dataclass
 from typing import final

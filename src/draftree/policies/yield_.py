@@ -1,4 +1,4 @@
-"""Ours: the tree that gains the most tokens for its measured time (docs/explanation/cost-based-trees.md).
+"""draftree's own: the tree with the most tokens per second by measured costs (docs/explanation/cost-based-trees.md).
 
 A step that drafts a tree is worth 1 + Σ value tokens and costs C seconds. Where λ is the rate at
 which tokens come at present, maximising 1 + Σ value − λ · C in every step maximises tokens per
