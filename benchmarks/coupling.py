@@ -53,11 +53,11 @@ class OutputRecorder(Drafter[Any]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: Any = None,
         rows: Ints | None = None,
     ) -> Any:
-        return self.drafter.start(prompts, roots, taps, state, rows)
+        return self.drafter.start(prompts, roots, hidden_states, state, rows)
 
     def expand(
         self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing
@@ -67,8 +67,10 @@ class OutputRecorder(Drafter[Any]):
             self.said = candidates.log_probs[0].double()
         return candidates, state
 
-    def commit(self, state: Any, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Any:
-        return self.drafter.commit(state, tree, verdict, taps)
+    def commit(
+        self, state: Any, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
+    ) -> Any:
+        return self.drafter.commit(state, tree, verdict, hidden_states)
 
     def truncate(self, state: Any, lengths: Ints, rows: Ints | None = None) -> Any:
         return self.drafter.truncate(state, lengths, rows)

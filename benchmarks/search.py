@@ -85,14 +85,14 @@ class Timed:
 
 
 def steps(
-    drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: HiddenStates, most: int
+    drafter: ADEDDrafter, policy: MCTS, text: Ints, hidden_states: HiddenStates, most: int
 ) -> Iterator[tuple[float, ...]]:
     """Yield seconds and nodes of each step.
 
     The seconds are those of the search alone, all drafting, adaptation, and the drafter's part.
     """
     at = 200
-    state = drafter.start([text[:at]], text[at : at + 1], taps)
+    state = drafter.start([text[:at]], text[at : at + 1], hidden_states)
     for _ in range(min(most, (len(text) - at - 1) // WRITTEN)):
         roots, expand = (
             Tree.from_roots(np.zeros(1, np.int64), text[at : at + 1]),
@@ -127,7 +127,7 @@ def steps(
             )
         verdict = AcceptResult((np.arange(1, len(path)),), text[at + WRITTEN : at + WRITTEN + 1])
         start = time.perf_counter()
-        state = drafter.commit(state, path, verdict, taps)
+        state = drafter.commit(state, path, verdict, hidden_states)
         yield searched, drafted, time.perf_counter() - start, asked, tree.drafted
         at += WRITTEN
 
@@ -157,7 +157,7 @@ def alike(near: Local, policy: MCTS) -> tuple[float, float]:
 
 
 def followed(
-    drafter: ADEDDrafter, texts: list[Ints], taps: HiddenStates, every: int = 40
+    drafter: ADEDDrafter, texts: list[Ints], hidden_states: HiddenStates, every: int = 40
 ) -> dict[str, dict[str, float]]:
     """Return the means of `alike` by c1 at positions of some texts.
 
@@ -166,7 +166,7 @@ def followed(
     found: dict[float, list[tuple[float, float]]] = {c1: [] for c1 in EXPLORATION}
     for text in texts:
         for at in range(200, len(text), every):
-            state = drafter.start([text[:at]], text[at : at + 1], taps)
+            state = drafter.start([text[:at]], text[at : at + 1], hidden_states)
             roots, room = (
                 Tree.from_roots(np.zeros(1, np.int64), text[at : at + 1]),
                 TreeBudget(np.array([64]), 512),
@@ -225,9 +225,9 @@ def main(
     torch.set_num_threads(1)
     engine = load("demo", "pld", "chain")
     tokenizer = engine.tokenizer.backend_tokenizer  # type: ignore[attr-defined]
-    taps = engine.target.prefill(
+    hidden_states = engine.target.prefill(
         engine.target.new_cache(1, 1), [np.array([1])], HiddenStateSpec()
-    ).taps
+    ).hidden_states
     with tempfile.TemporaryDirectory() as scratch:
         sizes = [
             stored(tokenizer, megabytes * part, Path(scratch) / str(part))
@@ -241,9 +241,9 @@ def main(
             if 3_000 < len(t) < 30_000
         ][:texts]
         for first in ids[:1]:
-            list(steps(drafter, MCTS(), first, taps, 2))  # compiled and warm
-        rows = [row for text in ids for row in steps(drafter, MCTS(), text, taps, most)]
-        visits = followed(drafter, ids, taps)
+            list(steps(drafter, MCTS(), first, hidden_states, 2))  # compiled and warm
+        rows = [row for text in ids for row in steps(drafter, MCTS(), text, hidden_states, most)]
+        visits = followed(drafter, ids, hidden_states)
     columns = dict(zip(FIELDS, zip(*rows, strict=True), strict=True))
     micro = {
         name: {"median": 1e6 * statistics.median(v), "p99": 1e6 * float(np.quantile(v, 0.99))}

@@ -89,18 +89,20 @@ def admit(
     Returns:
         The first token of each request, and the next state.
     """
-    begun, events, taps = prefill(parts.target, parts.acceptor, parts.drafter.needs, rows, requests)
-    return events, start(parts, rows, begun, taps, state)
+    begun, events, hidden_states = prefill(
+        parts.target, parts.acceptor, parts.drafter.needs, rows, requests
+    )
+    return events, start(parts, rows, begun, hidden_states, state)
 
 
 def start(
-    parts: Components, rows: SequenceBatch, begun: Ints, taps: HiddenStates, state: State
+    parts: Components, rows: SequenceBatch, begun: Ints, hidden_states: HiddenStates, state: State
 ) -> State:
     """Let the drafter read the prompts of sequences that begin, and return the next state.
 
-    `taps` are the target's hidden states of all prompt tokens that the drafter has not read.
+    `hidden_states` are the target's hidden states of all prompt tokens that the drafter has not read.
     """
-    drafter = start_drafter(parts.drafter, rows, taps, state.drafter, begun)
+    drafter = start_drafter(parts.drafter, rows, hidden_states, state.drafter, begun)
     return State(drafter, parts.policy.start() if state.policy is None else state.policy)
 
 
@@ -167,7 +169,7 @@ def begin(
     rows: SequenceBatch,
     begun: Ints,
     logits: Tensor,
-    taps: HiddenStates,
+    hidden_states: HiddenStates,
     state: State,
 ) -> tuple[list[Emitted], State]:
     """Choose the first token after prompts that the target has read, and let the drafter read them.
@@ -177,14 +179,14 @@ def begin(
         rows: the batch; the prompts are in seated slots.
         begun: [B] these slots, in ascending order.
         logits: [B, V] the target's logits after each prompt.
-        taps: the target's hidden states of all prompt tokens, slot by slot.
+        hidden_states: the target's hidden states of all prompt tokens, slot by slot.
         state: the state after the last step.
     """
     rows.begin(begun, own_noise=not parts.acceptor.keeps_text)
     events = _first_tokens(
-        parts.target, parts.acceptor, rows, begun, VerificationResult(logits, taps)
+        parts.target, parts.acceptor, rows, begun, VerificationResult(logits, hidden_states)
     )
-    return events, start(parts, rows, begun, taps, state)
+    return events, start(parts, rows, begun, hidden_states, state)
 
 
 def release(parts: Components, rows: SequenceBatch, row: int, state: State) -> State:
@@ -255,7 +257,7 @@ def prefill(
     verified = target.prefill(
         rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun
     )
-    return begun, _first_tokens(target, acceptor, rows, begun, verified), verified.taps
+    return begun, _first_tokens(target, acceptor, rows, begun, verified), verified.hidden_states
 
 
 def _first_tokens(

@@ -165,9 +165,9 @@ class _Setting:
         every = np.arange(rows)
         one = np.ones(rows, np.int64)
         cache = target.new_cache(rows, context + widest + 1)
-        taps = target.prefill(cache, prompts, drafter.needs).taps
+        hidden_states = target.prefill(cache, prompts, drafter.needs).hidden_states
         from_roots = Tree.from_roots(every, one)
-        begun = drafter.flush(drafter.start(prompts, one, taps))
+        begun = drafter.flush(drafter.start(prompts, one, hidden_states))
         _, state = drafter.expand(begun, from_roots, every, CANDIDATES, Drawing())
         return cls(target, drafter, context, cache, from_roots, begun, state)
 
@@ -217,11 +217,13 @@ class _Setting:
             )
         paths = tuple(np.arange(row + rows, len(tree), rows) for row in range(rows))
         verdict, before = AcceptResult(paths, np.ones(rows, np.int64)), np.full(rows, self.context)
-        taps = self.target.verify(self.cache, tree, self.drafter.needs).taps
-        taps = taps.take(np.concatenate([verdict.kept(row) for row in range(rows)]))
+        hidden_states = self.target.verify(self.cache, tree, self.drafter.needs).hidden_states
+        hidden_states = hidden_states.take(
+            np.concatenate([verdict.kept(row) for row in range(rows)])
+        )
         self.target.commit(self.cache, tree, verdict)
         undo = partial(self.drafter.truncate, state, before)
-        commit = partial(self.drafter.commit, state, tree, verdict, taps)
+        commit = partial(self.drafter.commit, state, tree, verdict, hidden_states)
         committed, _ = commit(), undo()
         return (commit, undo), (partial(self.drafter.flush, committed), undo)
 

@@ -553,7 +553,7 @@ class Remembering(Drafter[Memory]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: Memory | None = None,
         rows: Ints | None = None,
     ) -> Memory:
@@ -568,7 +568,7 @@ class Remembering(Drafter[Memory]):
         return Candidates(tokens[:, None], np.where(known, 0.0, -np.inf)[:, None]), state
 
     def commit(
-        self, state: Memory, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: Memory, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> Memory:
         return replace(state, texts=extend_texts(state.texts, tree, verdict))
 

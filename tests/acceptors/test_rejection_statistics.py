@@ -118,7 +118,7 @@ def known() -> Known:
     prompt, root = ids[:-1], ids[-1:]
     cache = target.new_cache(1, 512)
     verified = target.prefill(cache, [prompt], drafter.needs)
-    state = drafter.start([prompt], root, verified.taps)
+    state = drafter.start([prompt], root, verified.hidden_states)
     tree = Tree.from_roots(np.zeros(1, np.int64), root)
     frontier = np.zeros(1, np.int64)
     q = []

@@ -193,11 +193,11 @@ def test_states_of_the_wrong_token_are_named(
     drafter = EDD().open(demo)
     encode = drafter._encode
 
-    def late(state: Any, taps: Any) -> Any:
-        at = np.maximum(np.arange(len(taps.rows)) - 1, 0)
-        first = np.concatenate(([True], taps.rows[1:] != taps.rows[:-1]))
-        moved = taps.take(np.where(first, np.arange(len(at)), at))
-        return encode(state, replace(taps, hidden=moved.hidden))
+    def late(state: Any, hidden_states: Any) -> Any:
+        at = np.maximum(np.arange(len(hidden_states.rows)) - 1, 0)
+        first = np.concatenate(([True], hidden_states.rows[1:] != hidden_states.rows[:-1]))
+        moved = hidden_states.take(np.where(first, np.arange(len(at)), at))
+        return encode(state, replace(hidden_states, hidden=moved.hidden))
 
     monkeypatch.setattr(drafter, "_encode", late)
     assert causes(examine(demo, drafter, texts))[0] == FORWARDS

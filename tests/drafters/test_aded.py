@@ -28,7 +28,7 @@ from draftree.testing import table_target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 TINY = table_target(torch.full((3, 2, 2), 0.5))
-TAPS = TINY.prefill(TINY.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
+TAPS = TINY.prefill(TINY.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).hidden_states
 COSTS = Costs({1: 1.0}, {1: 1.0})
 Q = dict[int, float]
 

@@ -161,7 +161,7 @@ def test_a_depth_shares_its_list_and_a_markov_head_tells_parents_apart() -> None
         drafter = drafter_of(name, t)
         text, root = np.array([3, 1, 4, 1, 5]), np.array([9])
         state = drafter.start(
-            [text], root, t.prefill(t.new_cache(1, 8), [text], drafter.needs).taps
+            [text], root, t.prefill(t.new_cache(1, 8), [text], drafter.needs).hidden_states
         )
         tree = Tree.from_roots(np.arange(1), root)
         first, state = drafter.expand(state, tree, np.arange(1), 2, Drawing())
@@ -191,7 +191,7 @@ def test_paths_over_again_a_whole_block_for_every_node(window: int | None) -> No
         drafter.model.layout, sights=(Sight(True), Sight(True, window))
     )
     state = drafter.start(
-        prompts, roots, t.prefill(t.new_cache(2, 12), prompts, drafter.needs).taps
+        prompts, roots, t.prefill(t.new_cache(2, 12), prompts, drafter.needs).hidden_states
     )
     tree = Tree.from_roots(np.arange(2), roots)
     for parents, tokens in (([0, 0, 1], [7, 8, 6]), ([2, 2, 3], [5, 4, 3]), ([7], [2])):

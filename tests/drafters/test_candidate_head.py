@@ -148,8 +148,8 @@ def logits_of(target: Target, spec: str) -> torch.Tensor:
     """Log q after two roots, of a drafter."""
     drafter: Any = build("drafter", spec).open(target)
     prompts = [np.array([40, 50, 60]), np.array([70, 80])]
-    taps = target.prefill(target.new_cache(2, 32), prompts, drafter.needs).taps
-    state = drafter.start(prompts, np.array([61, 62]), taps)
+    hidden_states = target.prefill(target.new_cache(2, 32), prompts, drafter.needs).hidden_states
+    state = drafter.start(prompts, np.array([61, 62]), hidden_states)
     found, _ = drafter.expand(
         state, Tree.from_roots(np.arange(2), np.array([61, 62])), np.arange(2), 4, Drawing()
     )

@@ -265,7 +265,9 @@ def test_what_is_committed_is_read_when_something_is_drafted(
     assert isinstance(drafter, EDDDrafter)
     prompt, root = np.arange(5), np.array([3])
     cache = target.new_cache(1, 32)
-    state = drafter.start([prompt], root, target.prefill(cache, [prompt], drafter.needs).taps)
+    state = drafter.start(
+        [prompt], root, target.prefill(cache, [prompt], drafter.needs).hidden_states
+    )
     read, keys_and_values = [], drafter.decoder.keys_and_values
     monkeypatch.setattr(
         drafter.decoder,
@@ -273,17 +275,19 @@ def test_what_is_committed_is_read_when_something_is_drafted(
         lambda h, at: read.append(h.shape[1]) or keys_and_values(h, at),
     )
     eager = drafter.start(
-        [prompt], root, target.prefill(target.new_cache(1, 32), [prompt], drafter.needs).taps
+        [prompt],
+        root,
+        target.prefill(target.new_cache(1, 32), [prompt], drafter.needs).hidden_states,
     )
     read.clear()
     for token in (3, 1, 4):
         tree = Tree.from_roots(np.arange(1), np.array([token]))
         verdict = AcceptResult((np.zeros(0, np.int64),), np.array([9]))
-        taps = target.verify(cache, tree, drafter.needs).taps
+        hidden_states = target.verify(cache, tree, drafter.needs).hidden_states
         target.commit(cache, tree, verdict)
-        state = drafter.commit(state, tree, verdict, taps)
+        state = drafter.commit(state, tree, verdict, hidden_states)
         assert not read, "a step that drafts nothing costs no pass"
-        eager = drafter.flush(drafter.commit(eager, tree, verdict, taps))
+        eager = drafter.flush(drafter.commit(eager, tree, verdict, hidden_states))
         read.clear()
     tree = Tree.from_roots(np.arange(1), np.array([9]))
     (late, _), (early, _) = (

@@ -42,7 +42,7 @@ from draftree.tree import AcceptResult, Candidates, Draw, Floats, Ints, Tree
 
 COSTS = Costs({1: 0.1}, {1: 1.0, 32: 1.2})
 TABLE = table_target(random_table(4, 1), context=64)
-TAPS = TABLE.prefill(TABLE.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
+TAPS = TABLE.prefill(TABLE.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).hidden_states
 NOTHING = np.zeros(0, np.int64)
 
 
@@ -74,11 +74,11 @@ class Given(Drafter[tuple[int, ...]]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: Any = None,
         rows: Ints | None = None,
     ) -> tuple[int, ...]:
-        self.given.append(taps)
+        self.given.append(hidden_states)
         return (*(state or ()), *roots.tolist())
 
     def expand(
@@ -98,9 +98,9 @@ class Given(Drafter[tuple[int, ...]]):
         ), state
 
     def commit(
-        self, state: Any, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: Any, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> tuple[int, ...]:
-        self.given.append(taps)
+        self.given.append(hidden_states)
         return (*state, *tree.tokens[verdict.kept(0)].tolist())
 
     def truncate(self, state: Any, lengths: Ints, rows: Ints | None = None) -> tuple[int, ...]:
@@ -271,8 +271,8 @@ def test_the_trained_part_alone_where_nothing_is_found() -> None:
     verified = target.prefill(target.new_cache(2, 8), prompts, fused.needs)
     roots = np.array([30, 7])  # 30 is new, 7 stood before 8
     alone, state = (
-        medusa.start(prompts, roots, verified.taps),
-        fused.start(prompts, roots, verified.taps),
+        medusa.start(prompts, roots, verified.hidden_states),
+        fused.start(prompts, roots, verified.hidden_states),
     )
     learnt = replace(
         HitRate(), recent=0.9, beside=HitRate().beside.learn(np.ones((3, 4)), np.ones(3, np.bool_))
@@ -572,13 +572,13 @@ def test_each_part_gets_the_taps_it_asked_for() -> None:
     drafter = FusedDrafter([one, other])
     assert drafter.needs == HiddenStateSpec((-1, 2), (1,))
     prompts = [np.array([1, 2, 3])]
-    taps = target.prefill(target.new_cache(1, 8), prompts, drafter.needs).taps
-    state = drafter.start(prompts, np.array([4]), taps)
+    hidden_states = target.prefill(target.new_cache(1, 8), prompts, drafter.needs).hidden_states
+    state = drafter.start(prompts, np.array([4]), hidden_states)
     drafter.commit(
         state,
         Tree.from_roots(np.arange(1), np.array([4])),
         AcceptResult((NOTHING,), np.array([5])),
-        taps,
+        hidden_states,
     )
     assert [list(t.hidden) for t in one.given] == [[-1, 2]] * 2
     assert [list(t.hidden) for t in other.given] == [[2]] * 2

@@ -170,7 +170,9 @@ def walk(t: Target, drafter: GLIDEDrafter, lengths: Sequence[int], steps: int, s
     limits = [reading(drafter, n) for n in lengths]
     cache, far = t.new_cache(rows, 8), 0.0
     state = drafter.start(
-        committed, np.zeros(rows, np.int64), t.prefill(cache, committed, drafter.needs).taps
+        committed,
+        np.zeros(rows, np.int64),
+        t.prefill(cache, committed, drafter.needs).hidden_states,
     )
     for step in range(steps):
         tree = random_forest(rows, 6 * rows, rng)
@@ -194,7 +196,7 @@ def walk(t: Target, drafter: GLIDEDrafter, lengths: Sequence[int], steps: int, s
         verified, verdict = t.verify(cache, tree, drafter.needs), some_verdict(tree, rng)
         t.commit(cache, tree, verdict)
         kept = np.concatenate([verdict.kept(root) for root in range(rows)])
-        state = drafter.commit(state, tree, verdict, verified.taps.take(kept))
+        state = drafter.commit(state, tree, verdict, verified.hidden_states.take(kept))
         for row, text in enumerate(grown(committed, tree, verdict)):
             sees = len(text) if drafter.knobs.variant == "official" else len(committed[row])
             limits[row] += [sees] * (len(text) - len(committed[row]))
@@ -598,7 +600,9 @@ def test_in_half_precision_rotary_frequencies_and_stored_weights_stay_exact(tmp_
     assert all(torch.equal(again[k], v) for k, v in tensors.items())
     tokens = texts([9], np.random.default_rng(0))
     cache = half.new_cache(1, 16)
-    state = drafter.start(tokens, np.array([4]), half.prefill(cache, tokens, drafter.needs).taps)
+    state = drafter.start(
+        tokens, np.array([4]), half.prefill(cache, tokens, drafter.needs).hidden_states
+    )
     candidates, _ = drafter.expand(
         state, Tree.from_roots(np.array([0]), np.array([4])), np.array([0]), 3, Drawing()
     )
@@ -712,7 +716,7 @@ def test_nothing_is_drafted_beyond_its_own_context(tmp_path: Path) -> None:
         prompts = texts(lengths, np.random.default_rng(0))
         roots, rows = np.full(len(lengths), 4), np.arange(len(lengths))
         cache = t.new_cache(len(lengths), 32)
-        state = short.start(prompts, roots, t.prefill(cache, prompts, short.needs).taps)
+        state = short.start(prompts, roots, t.prefill(cache, prompts, short.needs).hidden_states)
         known = np.array(lengths) < 12
         assert (state.own.cache.lengths == np.where(known, lengths, 0)).all(), (
             "such a prompt is not read, the others are"

@@ -87,8 +87,8 @@ def begun(
     """The drafter's state before a step, and its bare root."""
     target, drafter = parts(name, dtype)
     text, root = np.array(run["output"][: step["base_len"]]), np.array(step["tokens"][:1])
-    taps = target.prefill(target.new_cache(1, 8), [text], drafter.needs).taps
-    return drafter.start([text], root, taps), Tree.from_roots(np.arange(1), root)
+    hidden_states = target.prefill(target.new_cache(1, 8), [text], drafter.needs).hidden_states
+    return drafter.start([text], root, hidden_states), Tree.from_roots(np.arange(1), root)
 
 
 def chained(tree: Tree, tokens: list[int]) -> Tree:

@@ -40,7 +40,7 @@ def test_one_forward(name: str) -> None:
     unit = load_file(GOLDENS / NAMES[name] / "unit.safetensors")
     prompt, root = unit["prompt_ids"][0].long().numpy(), int(unit["draft_input_ids"][0, -1])
     verified = target.prefill(target.new_cache(1, 64), [prompt], drafter.needs)
-    state = drafter.start([prompt], np.array([root]), verified.taps)
+    state = drafter.start([prompt], np.array([root]), verified.hidden_states)
     tree = Tree.from_roots(np.arange(1), np.array([root]))
     candidates, state = drafter.expand(state, tree, np.arange(1), 4, Drawing())
     worst(state.outputs[0], unit["draft_out"][0, -1])

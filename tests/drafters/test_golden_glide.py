@@ -100,7 +100,7 @@ def test_the_drafter_gives_the_official_first_and_second_step(
             strict=True,
         ):
             assert float((got[:, :, : len(prompt)] - want).abs().max()) < 1e-5
-    state = drafter.start([prompt], root, verified.taps)
+    state = drafter.start([prompt], root, verified.hidden_states)
     check_two_steps(drafter, state, root, unit)
 
 

@@ -73,12 +73,12 @@ def test_the_config_says_two_heads_and_the_file_holds_five() -> None:
 def test_logits_of_all_heads() -> None:
     unit, t = load_file(GOLDEN / "unit.safetensors"), target()
     drafter = drafter_for(t)
-    taps = t.prefill(
+    hidden_states = t.prefill(
         t.new_cache(1, 64), [unit["prompt_ids"][0].numpy().astype(np.int64)], drafter.needs
-    ).taps
-    assert (taps.hidden[-1] - unit["target_last_hidden"][0]).abs().max() < 1e-5
+    ).hidden_states
+    assert (hidden_states.hidden[-1] - unit["target_last_hidden"][0]).abs().max() < 1e-5
     with torch.inference_mode():
-        ours = torch.stack([head(taps.hidden[-1]) for head in drafter.model])
+        ours = torch.stack([head(hidden_states.hidden[-1]) for head in drafter.model])
     assert (ours - unit["medusa_logits"]).abs().max() < 2e-5
 
 
@@ -123,7 +123,7 @@ def lists(
 ) -> tuple[list[list[int]], Tensor]:
     """The ten likeliest tokens of every head [5, 10] in order, as `expand` gives them, and their logits."""
     state = drafter.start(
-        [text], np.array([root]), t.prefill(t.new_cache(1, 64), [text], drafter.needs).taps
+        [text], np.array([root]), t.prefill(t.new_cache(1, 64), [text], drafter.needs).hidden_states
     )
     tree = attach(Tree.from_roots(np.arange(1), np.array([root])), range(4), [3] * 4)
     found, state = drafter.expand(state, tree, np.arange(5), 10, Drawing())

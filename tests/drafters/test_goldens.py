@@ -110,10 +110,10 @@ def test_eagle_s_network(name: str, tmp_path: Path) -> None:
     layers = drafter.needs.hidden
     assert layers == ((2, 4, 5) if name == "eagle3" else (LAST,))
     hidden = dict(zip(layers, unit["features"][0].chunk(len(layers), dim=-1), strict=True))
-    taps = HiddenStates(
+    hidden_states = HiddenStates(
         hidden, np.zeros(count, np.int64), np.arange(count), prompt, target.new_cache(1, 64)
     )
-    state = drafter.start([prompt], np.array([root]), taps)
+    state = drafter.start([prompt], np.array([root]), hidden_states)
     tree = Tree.from_roots(np.arange(1), np.array([root]))
     candidates, state = drafter.expand(state, tree, np.arange(1), 4, Drawing())
     assert worst(state.outputs[0], unit["draft_out"][0]) < 2e-5

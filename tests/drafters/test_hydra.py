@@ -95,11 +95,11 @@ def test_a_prefix_is_kept_and_the_rest_read_anew(name: str) -> None:
 def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     t = target("llama")
     drafter, prompts = drafter_of(t), texts([11, 4, 9], np.random.default_rng(4))
-    taps = t.prefill(t.new_cache(3, 16), prompts, drafter.needs).taps
+    hidden_states = t.prefill(t.new_cache(3, 16), prompts, drafter.needs).hidden_states
     assert max(map(len, prompts)) < CHUNK
-    whole = drafter.start(prompts, np.arange(3), taps)
+    whole = drafter.start(prompts, np.arange(3), hidden_states)
     monkeypatch.setattr("draftree.drafters.hydra.CHUNK", 3)
-    parts = drafter.start(prompts, np.arange(3), taps)
+    parts = drafter.start(prompts, np.arange(3), hidden_states)
     assert whole.cache.lengths.tolist() == parts.cache.lengths.tolist() == [11, 4, 9]
     assert worst(whole.prefix, parts.prefix) < NOISE
 
@@ -110,10 +110,12 @@ def test_rows_that_have_ended_keep_their_state() -> None:
     prompts = texts([5, 3, 4], np.random.default_rng(2))
     roots = np.array([4, 5, 6])
     cache = t.new_cache(3, 16)
-    state = drafter.start(prompts, roots, t.prefill(cache, prompts, drafter.needs).taps)
+    state = drafter.start(prompts, roots, t.prefill(cache, prompts, drafter.needs).hidden_states)
     live = Tree.from_roots(np.array([0, 2]), roots[[0, 2]])
     verified = t.verify(cache, live, drafter.needs)
-    after = drafter.commit(state, live, AcceptResult((roots[:0],) * 2, roots[:2]), verified.taps)
+    after = drafter.commit(
+        state, live, AcceptResult((roots[:0],) * 2, roots[:2]), verified.hidden_states
+    )
     assert torch.equal(after.prefix, state.prefix), "nothing is read before a draft is asked for"
     _, after = drafter.expand(after, live, np.arange(2), 1, Drawing())
     assert after.hidden.lengths.tolist() == after.read.tolist() == [6, 3, 5]
@@ -126,7 +128,7 @@ def test_siblings_have_continuations_of_their_own_and_the_last_head_none() -> No
     drafter = drafter_of(t, heads=2)
     prompts, roots = texts([5, 3], np.random.default_rng(2)), np.array([4, 5])
     state = drafter.start(
-        prompts, roots, t.prefill(t.new_cache(2, 16), prompts, drafter.needs).taps
+        prompts, roots, t.prefill(t.new_cache(2, 16), prompts, drafter.needs).hidden_states
     )
     tree = attach(Tree.from_roots(np.arange(2), roots), [0, 0, 1, 2], [3, 4, 3, 6])
     found, _ = drafter.expand(state, tree, np.array([5, 3, 0, 4, 2]), 3, Drawing())
@@ -348,9 +350,9 @@ def test_the_published_layouts_are_recognised_read_and_written_back(
         "as the file, not as the config says"
     )
     prompt, path = texts([7], np.random.default_rng(0)), [4, 9, 5, 8]
-    taps = t.prefill(t.new_cache(1, 16), prompt, drafter.needs).taps
+    hidden_states = t.prefill(t.new_cache(1, 16), prompt, drafter.needs).hidden_states
     state, tree = (
-        drafter.start(prompt, np.array(path[:1]), taps),
+        drafter.start(prompt, np.array(path[:1]), hidden_states),
         attach(Tree.from_roots(np.arange(1), np.array([4])), [0, 1, 2], path[1:]),
     )
     found, _ = drafter.expand(state, tree, np.arange(4), 1, Drawing())
@@ -359,7 +361,7 @@ def test_the_published_layouts_are_recognised_read_and_written_back(
         assert (
             worst(
                 found.log_probs[depth],
-                by_hand(t, tensors, arch, taps.hidden[LAST], path[: depth + 1]),
+                by_hand(t, tensors, arch, hidden_states.hidden[LAST], path[: depth + 1]),
             )
             < NOISE
         )

@@ -41,7 +41,7 @@ from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
 CACHE = TARGET.new_cache(1, 1)
-TAPS = TARGET.prefill(CACHE, [np.array([1])], HiddenStateSpec()).taps
+TAPS = TARGET.prefill(CACHE, [np.array([1])], HiddenStateSpec()).hidden_states
 SMALL = Lookahead(ngram=4, window=3, guesses=2, seed_prompt=False)
 
 
@@ -93,7 +93,7 @@ def said(tokens: Sequence[int], vocab: int = 50) -> HiddenStates:
 def committed(
     drafter: LookaheadDrafter,
     state: LookaheadState,
-    taps: HiddenStates,
+    hidden_states: HiddenStates,
     chain: Sequence[int],
     bonus: int,
     row: int = 0,
@@ -103,7 +103,9 @@ def committed(
     for i, token in enumerate(chain[1:]):
         one = Candidates(ids(token)[None], np.zeros((1, 1)))
         tree = tree.append(ids(i), ids(token), np.zeros(1), np.zeros(1), one)
-    return drafter.commit(state, tree, AcceptResult((np.arange(1, len(chain)),), ids(bonus)), taps)
+    return drafter.commit(
+        state, tree, AcceptResult((np.arange(1, len(chain)),), ids(bonus)), hidden_states
+    )
 
 
 # The window.
@@ -154,7 +156,7 @@ def test_the_windows_logits_are_those_of_feeding_what_each_token_sees(rows: int)
         probes = drafter.probes(state)
         assert probes is not None
         verified = target.verify(cache, tree, HiddenStateSpec(), probes)
-        assert verified.taps.probe_logits is not None
+        assert verified.hidden_states.probe_logits is not None
         wanted, position = [], []
         for r, row in enumerate(state.rows):
             for seen in alone(row.window):
@@ -165,10 +167,10 @@ def test_the_windows_logits_are_those_of_feeding_what_each_token_sees(rows: int)
                     )
                 position.append(text.shape[1] - 1)
         assert probes.positions.tolist() == position
-        assert (verified.taps.probe_logits - torch.stack(wanted)).abs().max() < 1e-6
+        assert (verified.hidden_states.probe_logits - torch.stack(wanted)).abs().max() < 1e-6
         verdict = AcceptResult((ids(),) * rows, ids(59 - step % 2, 13 + step)[:rows])
         target.commit(cache, tree, verdict)
-        state = drafter.commit(state, tree, verdict, verified.taps)
+        state = drafter.commit(state, tree, verdict, verified.hidden_states)
     assert [len(level) for level in state.rows[0].window] == [3, 4, 4, 4]
 
 

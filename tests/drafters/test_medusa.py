@@ -112,8 +112,10 @@ def test_heads_are_computed_once_a_step_and_only_where_asked() -> None:
 
 def started(t: Target, drafter: MedusaDrafter, lengths: list[int]) -> tuple[object, Tree]:
     prompts, roots = texts(lengths, np.random.default_rng(2)), np.arange(4, 4 + len(lengths))
-    taps = t.prefill(t.new_cache(len(lengths), 16), prompts, drafter.needs).taps
-    return drafter.start(prompts, roots, taps), Tree.from_roots(np.arange(len(lengths)), roots)
+    hidden_states = t.prefill(t.new_cache(len(lengths), 16), prompts, drafter.needs).hidden_states
+    return drafter.start(prompts, roots, hidden_states), Tree.from_roots(
+        np.arange(len(lengths)), roots
+    )
 
 
 @pytest.mark.parametrize("kind", list(Draw))
@@ -163,10 +165,10 @@ def test_rows_that_have_ended_keep_their_state() -> None:
     cache = t.new_cache(3, 16)
     t.prefill(cache, texts([5, 3, 4], np.random.default_rng(2)), drafter.needs)
     live = Tree.from_roots(np.array([0, 2]), tree.tokens[[0, 2]])
-    taps = t.verify(cache, live, drafter.needs).taps
-    after = drafter.commit(state, live, None, taps)  # type: ignore[arg-type]
+    hidden_states = t.verify(cache, live, drafter.needs).hidden_states
+    after = drafter.commit(state, live, None, hidden_states)  # type: ignore[arg-type]
     assert torch.equal(after.hidden[1], state.hidden[1])
-    assert torch.equal(after.hidden[[0, 2]], taps.hidden[LAST])
+    assert torch.equal(after.hidden[[0, 2]], hidden_states.hidden[LAST])
     assert after.logits == ()
 
 

@@ -103,7 +103,7 @@ def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> 
         for k, v in load_file(deepseek / "model.safetensors").items()
     }
     verified = target.prefill(target.new_cache(1, 8), [np.array([5])], drafter.needs)
-    state = drafter.start([np.array([5])], np.array([9]), verified.taps)
+    state = drafter.start([np.array([5])], np.array([9]), verified.hidden_states)
     root = Tree.from_roots(np.zeros(1, np.int64), np.array([9]))
     _, state = drafter.expand(state, root, np.zeros(1, np.int64), 1, Drawing())
 
@@ -112,7 +112,7 @@ def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> 
 
     embedded = raw["embed_tokens.weight"][9]
     x = raw["eh_proj.weight"] @ torch.cat(
-        (norm(embedded, "enorm"), norm(verified.taps.hidden[-1][0], "hnorm"))
+        (norm(embedded, "enorm"), norm(verified.hidden_states.hidden[-1][0], "hnorm"))
     )
     low = raw["self_attn.kv_a_proj_with_mqa.weight"] @ norm(x, "input_layernorm")
     values = (raw["self_attn.kv_b_proj.weight"] @ norm(low[:8], "self_attn.kv_a_layernorm")).view(

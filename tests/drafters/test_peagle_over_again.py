@@ -97,8 +97,8 @@ def test_decoding_is_that_of_a_plain_loop(layers: int) -> None:
         parameter.add_(0.1 * torch.randn_like(parameter))
     cache = t.new_cache(1, 32)
     verified = t.prefill(cache, [np.array(text[:4])], drafter.needs)
-    hidden = torch.cat([verified.taps.hidden[layer] for layer in drafter.needs.hidden], -1)
-    state = drafter.start([np.array(text[:4])], np.array([text[4]]), verified.taps)
+    hidden = torch.cat([verified.hidden_states.hidden[layer] for layer in drafter.needs.hidden], -1)
+    state = drafter.start([np.array(text[:4])], np.array([text[4]]), verified.hidden_states)
     for step in range(2):
         tree, root = Tree.from_roots(np.array([0]), np.array([text[4 + 2 * step]])), np.array([0])
         wanted = drafts_over_again(
@@ -120,8 +120,8 @@ def test_decoding_is_that_of_a_plain_loop(layers: int) -> None:
         verified = t.verify(cache, tree, drafter.needs)
         verdict = AcceptResult((np.array([1]),), np.array([text[6]]))
         t.commit(cache, tree, verdict)
-        taps = verified.taps.take(np.array([0, 1]))
+        hidden_states = verified.hidden_states.take(np.array([0, 1]))
         hidden = torch.cat(
-            (hidden, torch.cat([taps.hidden[layer] for layer in drafter.needs.hidden], -1))
+            (hidden, torch.cat([hidden_states.hidden[layer] for layer in drafter.needs.hidden], -1))
         )
-        state = drafter.commit(state, tree, verdict, taps)
+        state = drafter.commit(state, tree, verdict, hidden_states)

@@ -28,7 +28,7 @@ COSTS = Costs({1: 1.0}, {1: 1.0})
 
 
 TARGET = table_target(random_table(4, 1), context=64)
-TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
+TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).hidden_states
 
 
 def everything(text: list[int], **knobs: Any) -> list[list[int]]:

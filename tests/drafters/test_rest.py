@@ -35,7 +35,7 @@ from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
-TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
+TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).hidden_states
 Document = list[int]
 Counts = dict[tuple[int, ...], int]
 

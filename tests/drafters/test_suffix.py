@@ -32,7 +32,7 @@ from draftree.tree import AcceptResult, Candidates, Ints, SubtreeCandidates, Tre
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
-TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).taps
+TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).hidden_states
 TEXT = st.lists(st.integers(0, 2), max_size=24)
 TEXTS = st.lists(TEXT, max_size=5)
 

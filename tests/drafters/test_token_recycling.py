@@ -49,7 +49,7 @@ def ints(*values: int) -> Ints:
 
 
 def taps_of(top: Sequence[Sequence[int]] | None) -> HiddenStates:
-    """The taps of a verified tree whose nodes have some likeliest tokens after them."""
+    """The hidden states of a verified tree whose nodes have some likeliest tokens after them."""
     return HiddenStates(
         {}, ints(), ints(), ints(), CACHE, None, None if top is None else torch.tensor(top)
     )
@@ -298,14 +298,14 @@ def test_the_target_says_its_likeliest_tokens_after_every_node() -> None:
         Tree.from_roots(ints(0, 1), ints(5, 6)), [1, 0, 0, 1], [7, 8, 9, 10]
     )  # rows are not in order
     verified = TARGET.verify(cache, tree, HiddenStateSpec(top=4))
-    assert verified.taps.top is not None
+    assert verified.hidden_states.top is not None
     wanted = np.argsort(-verified.logits.numpy(), axis=1, kind="stable")[:, :4]
-    assert verified.taps.top.tolist() == wanted.tolist()
-    assert verified.taps.take(ints(0)).top is verified.taps.top
-    one = verified.taps.of_rows(tree, [1]).top
+    assert verified.hidden_states.top.tolist() == wanted.tolist()
+    assert verified.hidden_states.take(ints(0)).top is verified.hidden_states.top
+    one = verified.hidden_states.of_rows(tree, [1]).top
     assert one is not None
     assert one.tolist() == wanted[tree.row == 1].tolist()
-    assert TARGET.verify(cache, tree, HiddenStateSpec()).taps.top is None
+    assert TARGET.verify(cache, tree, HiddenStateSpec()).hidden_states.top is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -333,13 +333,17 @@ class Faulty(Drafter[TokenRecyclingState]):
         return self.drafter.expand(*args)
 
     def commit(
-        self, state: TokenRecyclingState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self,
+        state: TokenRecyclingState,
+        tree: Tree,
+        verdict: AcceptResult,
+        hidden_states: HiddenStates,
     ) -> TokenRecyclingState:
-        assert taps.top is not None
-        self.sizes.append((len(taps.top), len(tree)))
+        assert hidden_states.top is not None
+        self.sizes.append((len(hidden_states.top), len(tree)))
         if 0 in tree.row:
             raise RuntimeError("of row 0")
-        return self.drafter.commit(state, tree, verdict, taps)
+        return self.drafter.commit(state, tree, verdict, hidden_states)
 
     def truncate(self, *args: Any) -> TokenRecyclingState:
         return self.drafter.truncate(*args)

@@ -302,14 +302,14 @@ def test_a_drafter_that_forgets_a_token_fails(suite: Suite) -> None:
         def __init__(self, inner: Drafter) -> None:  # type: ignore[type-arg]
             self.inner = inner
 
-        def start(self, prompts, roots, taps, state=None, rows=None):  # type: ignore[no-untyped-def]
-            return self.inner.start(prompts, roots, taps, state, rows)
+        def start(self, prompts, roots, hidden_states, state=None, rows=None):  # type: ignore[no-untyped-def]
+            return self.inner.start(prompts, roots, hidden_states, state, rows)
 
         def expand(self, state, tree, frontier, k, drawing):  # type: ignore[no-untyped-def]
             return self.inner.expand(state, tree, frontier, k, drawing)
 
-        def commit(self, state, tree, verdict, taps):  # type: ignore[no-untyped-def]
-            after = self.inner.commit(state, tree, verdict, taps)
+        def commit(self, state, tree, verdict, hidden_states):  # type: ignore[no-untyped-def]
+            after = self.inner.commit(state, tree, verdict, hidden_states)
             return self.inner.truncate(after, after.cache.lengths - 1)
 
         def truncate(self, state, lengths, rows=None):  # type: ignore[no-untyped-def]
@@ -473,11 +473,11 @@ class Window(Drafter[Committed]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: Committed | None = None,
         rows: Ints | None = None,
     ) -> Committed:
-        return self.inner.start(prompts, roots, taps, state, rows)
+        return self.inner.start(prompts, roots, hidden_states, state, rows)
 
     def expand(
         self, state: Committed, tree: Tree, frontier: Ints, k: int, drawing: Drawing
@@ -494,14 +494,14 @@ class Window(Drafter[Committed]):
         return Probes(np.tile([5, 6], len(state)), rows, positions, visible)
 
     def commit(
-        self, state: Committed, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: Committed, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> Committed:
-        assert taps.probe_logits is not None
+        assert hidden_states.probe_logits is not None
         for root in range(tree.roots):
             row = int(tree.row[root])
             text = [*state[row].tolist(), int(tree.tokens[root])]
-            self.back.append((text, [5, 6], taps.probe_logits[2 * row : 2 * row + 2]))
-        return self.inner.commit(state, tree, verdict, taps)
+            self.back.append((text, [5, 6], hidden_states.probe_logits[2 * row : 2 * row + 2]))
+        return self.inner.commit(state, tree, verdict, hidden_states)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -556,7 +556,9 @@ def others_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         MedusaDrafter,
         "start",
-        lambda self, p, r, taps, state=None, rows=None: start(self, p, r, taps, None, rows),
+        lambda self, p, r, hidden_states, state=None, rows=None: start(
+            self, p, r, hidden_states, None, rows
+        ),
     )
 
 

@@ -441,7 +441,7 @@ class Searching(Drafter[None]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: None = None,
         rows: Ints | None = None,
     ) -> None:
@@ -457,7 +457,9 @@ class Searching(Drafter[None]):
         )
         return Candidates(tokens[:, :k], log_q[:, :k]), None
 
-    def commit(self, state: None, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> None:
+    def commit(
+        self, state: None, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
+    ) -> None:
         return None
 
     def truncate(self, state: None, lengths: Ints, rows: Ints | None = None) -> None:
@@ -482,7 +484,7 @@ class Mixed(Drafter[None]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: None = None,
         rows: Ints | None = None,
     ) -> None:
@@ -494,7 +496,9 @@ class Mixed(Drafter[None]):
         drafter = self._search if tree.depth[frontier[0]] == self._searched else self._draw
         return drafter.expand(None, tree, frontier, k, drawing)
 
-    def commit(self, state: None, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> None:
+    def commit(
+        self, state: None, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
+    ) -> None:
         return None
 
     def truncate(self, state: None, lengths: Ints, rows: Ints | None = None) -> None:

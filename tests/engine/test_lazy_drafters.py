@@ -51,8 +51,8 @@ class Text:
             self.rng.integers(3, 60, len(lengths)),
         )
         self.cache = t.new_cache(len(lengths), 8)
-        taps = t.prefill(self.cache, self.committed, drafter.needs).taps
-        self.state = drafter.start(self.committed, self.roots, taps)
+        hidden_states = t.prefill(self.cache, self.committed, drafter.needs).hidden_states
+        self.state = drafter.start(self.committed, self.roots, hidden_states)
 
     def step(self, tree: Tree, expand: Sequence[Sequence[int]]) -> None:
         """Drafts after some frontiers of a tree, and commits its deepest paths."""
@@ -63,7 +63,9 @@ class Text:
         self.target.commit(self.cache, tree, verdict)
         kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])
         with without_passes(self.drafter):
-            self.state = self.drafter.commit(self.state, tree, verdict, verified.taps.take(kept))
+            self.state = self.drafter.commit(
+                self.state, tree, verdict, verified.hidden_states.take(kept)
+            )
         self.committed = grown(self.committed, tree, verdict)
         self.roots[tree.row[: tree.roots]] = verdict.bonus
 
@@ -94,10 +96,10 @@ class Text:
     def fresh(self) -> Any:
         """The state of a drafter that reads the whole text now."""
         rows = len(self.roots)
-        taps = self.target.prefill(
+        hidden_states = self.target.prefill(
             self.target.new_cache(rows, 8), self.committed, self.drafter.needs
-        ).taps
-        return self.drafter.start(self.committed, self.roots, taps)
+        ).hidden_states
+        return self.drafter.start(self.committed, self.roots, hidden_states)
 
 
 def layers_of(tree: Tree) -> list[Ints]:

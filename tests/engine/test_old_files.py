@@ -34,7 +34,7 @@ def test_a_folder_drafts_what_it_drafted(name: str) -> None:
     text = np.array(target.tokenizer.encode("2 3 4 5 6 7 8"))
     drafter = build("drafter", str(Path(name).absolute())).open(target)
     verified = target.prefill(target.new_cache(1, 8), [text[:-1]], drafter.needs)
-    state = drafter.start([text[:-1]], text[-1:], verified.taps)
+    state = drafter.start([text[:-1]], text[-1:], verified.hidden_states)
     found, _ = drafter.expand(
         state, Tree.from_roots(np.arange(1), text[-1:]), np.arange(1), 3, Drawing()
     )

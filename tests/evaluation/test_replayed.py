@@ -185,9 +185,9 @@ def test_a_broken_recording_is_recorded_again_or_told(target: Target, tmp_path: 
     requests, folder = asked(target, 1, tokens=8), tmp_path / "of"
     here = Recordings.open(folder, target, [HiddenStateSpec((-4,))])
     here.record(requests)
-    taps = next((folder / "taps").iterdir())
-    whole, lines = taps.read_bytes(), (folder / "texts.jsonl").read_text()
-    taps.write_bytes(whole[:-9])
+    hidden_states = next((folder / "taps").iterdir())
+    whole, lines = hidden_states.read_bytes(), (folder / "texts.jsonl").read_text()
+    hidden_states.write_bytes(whole[:-9])
     with pytest.raises(UserError, match="is not a recording"):
         here.recording(requests[0])
     (folder / "texts.jsonl").write_text(lines[: len(lines) // 2])  # broken off

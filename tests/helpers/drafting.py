@@ -29,14 +29,18 @@ def prefix_difference(t: Target, drafter: Drafter[Any]) -> float:
     ]
     roots = np.array([4, 5])
     cache = t.new_cache(2, 16)
-    state = drafter.start(first, roots, t.prefill(cache, first, drafter.needs).taps)
+    state = drafter.start(first, roots, t.prefill(cache, first, drafter.needs).hidden_states)
     _, state = drafter.expand(
         state, Tree.from_roots(np.arange(2), roots), np.arange(2), 2, Drawing()
     )
     cache.truncate(shared)
     state = drafter.truncate(state, shared)
-    reused = drafter.start(second, roots, t.prefill(cache, second, drafter.needs).taps, state)
-    fresh = drafter.start(second, roots, t.prefill(t.new_cache(2, 16), second, drafter.needs).taps)
+    reused = drafter.start(
+        second, roots, t.prefill(cache, second, drafter.needs).hidden_states, state
+    )
+    fresh = drafter.start(
+        second, roots, t.prefill(t.new_cache(2, 16), second, drafter.needs).hidden_states
+    )
     tree = Tree.from_roots(np.arange(2), roots)
     one, _ = drafter.expand(reused, tree, np.arange(2), 2, Drawing())
     other, _ = drafter.expand(fresh, tree, np.arange(2), 2, Drawing())

@@ -251,7 +251,7 @@ def proposed(
     """What a drafter proposes after a chain when it has read the text before it at once."""
     rows: list[np.ndarray] = [text.tokens[:root]] * (row + 1)
     verified = target.prefill(target.new_cache(row + 1, 64), rows, drafter.needs)
-    state = drafter.start(rows, np.full(row + 1, chain[0]), verified.taps)
+    state = drafter.start(rows, np.full(row + 1, chain[0]), verified.hidden_states)
     tree = Tree.from_roots(np.array([row]), np.array(chain[:1]))
     for node, token in enumerate([*chain[1:], 0]):
         found, state = drafter.expand(state, tree, np.array([node]), width, Drawing())

@@ -299,7 +299,9 @@ def drafted(target: Target, drafter: str) -> Iterator[Candidates]:
     opened, root = build("drafter", drafter).open(target), np.array([300])
     tokens = np.array(encode(target.tokenizer, question(QUESTIONS[0])))
     cache = target.new_cache(1, 256)
-    state: Any = opened.start([tokens], root, target.prefill(cache, [tokens], opened.needs).taps)
+    state: Any = opened.start(
+        [tokens], root, target.prefill(cache, [tokens], opened.needs).hidden_states
+    )
     tree, frontier = Tree.from_roots(np.zeros(1, np.int64), root), np.array([0])
     for _ in range(3):
         found, state = opened.expand(state, tree, frontier, 2, Drawing())

@@ -247,7 +247,7 @@ class Broken(Drafter[Any]):
             raise self.error
 
     def start(
-        self, prompts: Any, roots: Any, taps: Any, state: Any = None, rows: Any = None
+        self, prompts: Any, roots: Any, hidden_states: Any, state: Any = None, rows: Any = None
     ) -> Any:
         begun = range(len(prompts)) if rows is None else rows.tolist()
         for row in begun:
@@ -256,7 +256,7 @@ class Broken(Drafter[Any]):
             elif row == self.row:
                 self.row = -1
         self.fail("start", begun)
-        return self.drafter.start(prompts, roots, taps, state, rows)
+        return self.drafter.start(prompts, roots, hidden_states, state, rows)
 
     def expand(self, state: Any, tree: Any, frontier: Any, k: int, drawing: Any) -> Any:
         self.fail("expand", tree.row[frontier])
@@ -276,9 +276,9 @@ class Broken(Drafter[Any]):
         self.fail("passes", tree.row[frontier])
         return self.drafter.passes(state, tree, frontier)
 
-    def commit(self, state: Any, tree: Any, verdict: Any, taps: Any) -> Any:
+    def commit(self, state: Any, tree: Any, verdict: Any, hidden_states: Any) -> Any:
         self.fail("commit", tree.row)
-        state = self.drafter.commit(state, tree, verdict, taps)
+        state = self.drafter.commit(state, tree, verdict, hidden_states)
         self.done += self.row in tree.row
         return state
 

@@ -110,7 +110,7 @@ def filled(store: PrefixStore, target: Target, prompt: list[int]) -> None:
         prompt,
         cache,
         0,
-        target.prefill(cache, [text], part("drafter", "edd")().example(target).needs).taps,
+        target.prefill(cache, [text], part("drafter", "edd")().example(target).needs).hidden_states,
     )
 
 
@@ -137,15 +137,15 @@ def test_restored_blocks_hold_what_was_read() -> None:
     filled(store, target, prompt)
     needs = part("drafter", "edd")().example(target).needs
     whole = target.new_cache(1, 8)
-    read: HiddenStates = target.prefill(whole, [np.array(prompt, np.int64)], needs).taps
+    read: HiddenStates = target.prefill(whole, [np.array(prompt, np.int64)], needs).hidden_states
     partial = store.begin(prompt, target)
     assert partial is not None
-    cache, (taps,) = partial.cache, partial.taps
+    cache, (hidden_states,) = partial.cache, partial.hidden_states
     assert cache.lengths.tolist() == [6]
-    assert taps.tokens.tolist() == prompt[:6]
-    assert taps.positions.tolist() == list(range(6))
+    assert hidden_states.tokens.tolist() == prompt[:6]
+    assert hidden_states.positions.tolist() == list(range(6))
     for layer in needs.hidden:
-        assert torch.equal(taps.hidden[layer], read.hidden[layer][:6])
+        assert torch.equal(hidden_states.hidden[layer], read.hidden[layer][:6])
     for layer in range(len(cache.shapes)):
         for mine, theirs in zip(cache.layer(layer), whole.layer(layer), strict=True):
             assert torch.equal(mine[:, :, :6], theirs[:, :, :6])

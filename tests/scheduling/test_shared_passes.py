@@ -86,11 +86,14 @@ def check(target: Target) -> None:
     (cache, found), apart = shared(target), before(target)
     alone = target.verify(apart, trees(), NEEDS)
     assert same(found.logits, alone.logits), "logits of nodes"
-    assert found.taps.top is not None
-    assert alone.taps.top is not None
-    assert torch.equal(found.taps.top, alone.taps.top), "likeliest tokens of nodes"
+    assert found.hidden_states.top is not None
+    assert alone.hidden_states.top is not None
+    assert torch.equal(found.hidden_states.top, alone.hidden_states.top), (
+        "likeliest tokens of nodes"
+    )
     assert all(
-        same(found.taps.hidden[layer], alone.taps.hidden[layer]) for layer in NEEDS.hidden
+        same(found.hidden_states.hidden[layer], alone.hidden_states.hidden[layer])
+        for layer in NEEDS.hidden
     ), "features of nodes"
     read = found.read
     assert read is not None
@@ -100,12 +103,13 @@ def check(target: Target) -> None:
         parts.append(target.prefill(apart, [text], NEEDS, np.array([chunk.sequence])))
     assert same(read.logits, parts[1].logits), "logits after a prompt"
     for layer in NEEDS.hidden:
-        assert same(read.taps.hidden[layer], torch.cat([p.taps.hidden[layer] for p in parts])), (
-            "features of prompts"
-        )
+        assert same(
+            read.hidden_states.hidden[layer],
+            torch.cat([p.hidden_states.hidden[layer] for p in parts]),
+        ), "features of prompts"
     for column in ("rows", "positions", "tokens"):
-        assert getattr(read.taps, column).tolist() == [
-            x for p in parts for x in getattr(p.taps, column).tolist()
+        assert getattr(read.hidden_states, column).tolist() == [
+            x for p in parts for x in getattr(p.hidden_states, column).tolist()
         ]
     assert cache.lengths.tolist() == apart.lengths.tolist() == [5, 5, 5, 5]
     for layer in target.decoder.keyed_layers:
@@ -126,7 +130,8 @@ def test_a_pass_over_prompts_alone_gives_the_same(target: Target) -> None:
     assert found.read is not None
     assert same(read.logits, found.read.logits)
     assert all(
-        same(read.taps.hidden[layer], found.read.taps.hidden[layer]) for layer in NEEDS.hidden
+        same(read.hidden_states.hidden[layer], found.read.hidden_states.hidden[layer])
+        for layer in NEEDS.hidden
     )
     assert cache.lengths.tolist() == [5, 5, 5, 5]
 
@@ -138,9 +143,9 @@ def test_probes_ride_along(target: Target) -> None:
     _, found = shared(target, probes)
     alone = target.verify(before(target), trees(), NEEDS, probes)
     assert same(found.logits, alone.logits)
-    assert found.taps.probe_logits is not None
-    assert alone.taps.probe_logits is not None
-    assert same(found.taps.probe_logits, alone.taps.probe_logits)
+    assert found.hidden_states.probe_logits is not None
+    assert alone.hidden_states.probe_logits is not None
+    assert same(found.hidden_states.probe_logits, alone.hidden_states.probe_logits)
     assert found.read is not None
     assert same(found.read.logits, shared(target)[1].read.logits)  # type: ignore[union-attr]
 
@@ -193,8 +198,8 @@ def test_a_mistake_in_the_batch_is_noticed(
 
 def others_features(read: Read) -> Read:
     """Hand each token's features to its neighbour."""
-    hidden = {layer: h.roll(1, 0) for layer, h in read.taps.hidden.items()}
-    return replace(read, taps=replace(read.taps, hidden=hidden))
+    hidden = {layer: h.roll(1, 0) for layer, h in read.hidden_states.hidden.items()}
+    return replace(read, hidden_states=replace(read.hidden_states, hidden=hidden))
 
 
 def others_logits(read: Read) -> Read:

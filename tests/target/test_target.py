@@ -196,12 +196,12 @@ def test_a_prompt_read_in_parts_equals_one_pass(
     cache, parts = filled(t, committed, needs)
     assert worst(parts.logits, whole.logits) < NOISE
     assert same_contents(t, cache, committed)
-    order = np.lexsort((parts.taps.positions, parts.taps.rows))
-    ordered = parts.taps.take(order)
+    order = np.lexsort((parts.hidden_states.positions, parts.hidden_states.rows))
+    ordered = parts.hidden_states.take(order)
     for field in ("rows", "positions", "tokens"):
-        assert np.array_equal(getattr(ordered, field), getattr(whole.taps, field))
+        assert np.array_equal(getattr(ordered, field), getattr(whole.hidden_states, field))
     for layer in needs.hidden:
-        assert worst(ordered.hidden[layer], whole.taps.hidden[layer]) < NOISE
+        assert worst(ordered.hidden[layer], whole.hidden_states.hidden[layer]) < NOISE
     assert np.array_equal(order, np.arange(len(order)))  # row by row, as a drafter expects them
 
 
@@ -218,7 +218,7 @@ def test_a_second_prompt_goes_on_from_the_prefix_it_shares(name: str) -> None:
     ]
     cache.truncate(np.array([7, 2]))
     verified = t.prefill(cache, second, NOTHING)
-    assert verified.taps.positions.tolist() == [7, 8, 9, *range(2, 11)]
+    assert verified.hidden_states.positions.tolist() == [7, 8, 9, *range(2, 11)]
     assert (
         worst(verified.logits, torch.stack([after(model(name), text)[-1] for text in second]))
         < NOISE
@@ -250,7 +250,7 @@ def test_an_engine_reuses_a_prefix_and_writes_the_same(
     ) -> VerificationResult:
         verified = prefill(self, cache, prompts, needs, rows)
         if self is t:
-            read.append(len(verified.taps.tokens))
+            read.append(len(verified.hidden_states.tokens))
         return verified
 
     monkeypatch.setattr(Target, "prefill", counted)
@@ -283,21 +283,26 @@ def test_taps_are_transformers_hidden_states(name: str, layers: tuple[int, ...])
     verified = t.verify(cache, tree, HiddenStateSpec(hidden=layers))
     for layer in layers:
         assert (
-            worst(read.taps.hidden[layer], torch.cat([states[layer][0] for states in stock]))
+            worst(
+                read.hidden_states.hidden[layer], torch.cat([states[layer][0] for states in stock])
+            )
             < NOISE
         )
         for node in range(len(tree)):
             ids = [*committed[tree.row[node]], *tree.tokens[tree.path(node)]]
             assert (
-                worst(verified.taps.hidden[layer][node], hidden_states(name, ids)[layer][0, -1])
+                worst(
+                    verified.hidden_states.hidden[layer][node],
+                    hidden_states(name, ids)[layer][0, -1],
+                )
                 < NOISE
             )
-    assert verified.taps.positions.tolist() == [
+    assert verified.hidden_states.positions.tolist() == [
         len(committed[r]) + d for r, d in zip(tree.row, tree.depth, strict=True)
     ]
-    kept = verified.taps.take(np.array([4, 0]))
+    kept = verified.hidden_states.take(np.array([4, 0]))
     assert kept.tokens.tolist() == tree.tokens[[4, 0]].tolist()
-    assert torch.equal(kept.hidden[layers[0]], verified.taps.hidden[layers[0]][[4, 0]])
+    assert torch.equal(kept.hidden[layers[0]], verified.hidden_states.hidden[layers[0]][[4, 0]])
 
 
 @pytest.mark.parametrize("name", [*SOME, *CROSSING])
@@ -318,14 +323,14 @@ def test_probes_are_answered_and_leave_nothing(name: str, rows: int) -> None:
         rng.integers(3, VOCAB, 3 * rows), row, lengths[row] + np.array([1, 2, 1])[kind], visible
     )
     verified = t.verify(cache, tree, NOTHING, probes)
-    assert verified.taps.probe_logits is not None
+    assert verified.hidden_states.probe_logits is not None
     assert worst(verified.logits, after_paths(model(name), committed, tree)) < NOISE
     for i in range(3 * rows):
         root = [*committed[row[i]], tree.tokens[row[i]]]
         before = [probes.tokens[i - rows]] if kind[i] == 1 else []
         assert (
             worst(
-                verified.taps.probe_logits[i],
+                verified.hidden_states.probe_logits[i],
                 after(model(name), [*root, *before, probes.tokens[i]])[-1],
             )
             < NOISE

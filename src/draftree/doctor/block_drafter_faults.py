@@ -76,13 +76,15 @@ def find_missing_injection(target: Target, drafter: Drafter[Any], texts: Sequenc
     if not isinstance(drafter, ParallelDrafter):
         return ""
     tokens = texts[0].tokens
-    taps = target.prefill(target.new_cache(1, len(tokens)), [tokens], drafter.needs).taps
+    hidden_states = target.prefill(
+        target.new_cache(1, len(tokens)), [tokens], drafter.needs
+    ).hidden_states
     dtype = next(drafter.model.parameters()).dtype
-    hidden = {layer: h.to(dtype)[None] for layer, h in taps.hidden.items()}
+    hidden = {layer: h.to(dtype)[None] for layer, h in hidden_states.hidden.items()}
     values = [
         v[0]
         for _, v in drafter.model.context(
-            hidden, torch.from_numpy(taps.positions).to(target.decoder.device)[None]
+            hidden, torch.from_numpy(hidden_states.positions).to(target.decoder.device)[None]
         )
     ]
     spread = max(float(v.std(dim=1).max()) for v in values)

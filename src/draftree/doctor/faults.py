@@ -229,7 +229,10 @@ class ShiftedTarget:
 
     def _lifted(self, verified: VerificationResult) -> VerificationResult:
         return replace(
-            verified, taps=replace(verified.taps, cache=verified.taps.cache.shift_layers(self.by))
+            verified,
+            hidden_states=replace(
+                verified.hidden_states, cache=verified.hidden_states.cache.shift_layers(self.by)
+            ),
         )
 
 

@@ -195,14 +195,14 @@ class FusedDrafter(Drafter[FusedState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: FusedState | None = None,
         rows: Ints | None = None,
     ) -> FusedState:
         before = (None,) * len(self.parts) if state is None else state.parts
         known = (HitRate(),) * len(self.parts) if state is None else state.together
         inner = [
-            part.start(prompts, roots, select_hidden_states(part, taps), s, rows)
+            part.start(prompts, roots, select_hidden_states(part, hidden_states), s, rows)
             for part, s in zip(self.parts, before, strict=True)
         ]
         fresh = (tuple(replace(trust, recent=INITIAL_HIT_MEAN) for trust in known),) * len(prompts)
@@ -330,10 +330,10 @@ class FusedDrafter(Drafter[FusedState]):
         return found
 
     def commit(
-        self, state: FusedState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: FusedState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> FusedState:
         inner = [
-            part.commit(s, tree, verdict, select_hidden_states(part, taps))
+            part.commit(s, tree, verdict, select_hidden_states(part, hidden_states))
             for part, s in zip(self.parts, state.parts, strict=True)
         ]
         trust = list(state.trust)
@@ -381,12 +381,12 @@ class FusedDrafter(Drafter[FusedState]):
         )
 
 
-def select_hidden_states(part: Drafter[Any], taps: HiddenStates) -> HiddenStates:
+def select_hidden_states(part: Drafter[Any], hidden_states: HiddenStates) -> HiddenStates:
     """Return the hidden states that a part needs; a part that needs none may get all of them."""
     wanted = part.needs.hidden
-    if not wanted or len(wanted) == len(taps.hidden):
-        return taps
-    return replace(taps, hidden={layer: taps.hidden[layer] for layer in wanted})
+    if not wanted or len(wanted) == len(hidden_states.hidden):
+        return hidden_states
+    return replace(hidden_states, hidden={layer: hidden_states.hidden[layer] for layer in wanted})
 
 
 def _find(

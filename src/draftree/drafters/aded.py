@@ -170,7 +170,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: ADEDState | None = None,
         rows: Ints | None = None,
     ) -> ADEDState:
@@ -222,7 +222,7 @@ class ADEDDrafter(Drafter[ADEDState]):
 
     @override
     def commit(
-        self, state: ADEDState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: ADEDState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> ADEDState:
         rows = list(state.rows)
         # The text already contains the root; the bonus token is the next root.

@@ -112,7 +112,7 @@ class Drafter(ABC, Generic[State]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: State | None = None,
         rows: Ints | None = None,
     ) -> State:
@@ -121,7 +121,7 @@ class Drafter(ABC, Generic[State]):
         Args:
             prompts: [R] committed token ids of each sequence; empty for a free slot.
             roots: [R] token id of each sequence's root.
-            taps: the target's hidden states of the prompt tokens that it has read: all tokens, or
+            hidden_states: the target's hidden states of the prompt tokens that it has read: all tokens, or
                 those after a reused prefix.
             state: the state after the last step, in which the sequences that begin are truncated to
                 the reused prefix; or the result of `carry`.
@@ -186,15 +186,17 @@ class Drafter(ABC, Generic[State]):
         return None
 
     @abstractmethod
-    def commit(self, state: State, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> State:
+    def commit(
+        self, state: State, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
+    ) -> State:
         """Return the state after a verification.
 
         Args:
             state: the state after drafting, before the verification.
             tree: the verified tree.
             verdict: the accept result.
-            taps: the target's hidden states of root and accepted nodes, sequence by sequence. The
-                target's cache has already been compacted. `taps.top` covers all nodes.
+            hidden_states: the target's hidden states of root and accepted nodes, sequence by sequence. The
+                target's cache has already been compacted. `hidden_states.top` covers all nodes.
         """
 
     def flush(self, state: State) -> State:

@@ -211,23 +211,23 @@ class EDDDrafter(OneLayerDrafter):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: Decoding | None = None,
         rows: Ints | None = None,
     ) -> Decoding:
         state = state or Decoding.empty(
             self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE_SLOTS)
         )
-        return replace(state, unread=(*state.unread, taps))
+        return replace(state, unread=(*state.unread, hidden_states))
 
     def commit(
-        self, state: Decoding, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: Decoding, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> Decoding:
         """Replace the drafted nodes in the cache by the true hidden states of the accepted tokens.
 
         The hidden states are read when the drafter drafts again.
         """
-        return replace(Decoding.empty(state.cache), unread=(*state.unread, taps))
+        return replace(Decoding.empty(state.cache), unread=(*state.unread, hidden_states))
 
     @override
     def flush(self, state: Decoding) -> Decoding:
@@ -238,13 +238,13 @@ class EDDDrafter(OneLayerDrafter):
         )
 
     @torch.inference_mode()
-    def _encode(self, state: Decoding, taps: HiddenStates) -> Decoding:
+    def _encode(self, state: Decoding, hidden_states: HiddenStates) -> Decoding:
         """Cache the keys and values of the hidden states [T, D] of newly committed tokens."""
         (layer,) = self.needs.hidden
-        soft = taps.hidden[layer].to(self.decoder.dtype)
-        positions = to_device(taps.positions, soft.device)
+        soft = hidden_states.hidden[layer].to(self.decoder.dtype)
+        positions = to_device(hidden_states.positions, soft.device)
         keys, values = self.decoder.keys_and_values(soft[None], positions[None])
-        state.cache.insert(0, taps.rows, taps.positions, keys[0], values[0])
+        state.cache.insert(0, hidden_states.rows, hidden_states.positions, keys[0], values[0])
         return state
 
     @override

@@ -363,7 +363,7 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: GLIDEState | None = None,
         rows: Ints | None = None,
     ) -> GLIDEState:
@@ -371,7 +371,7 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
             own = Decoding.empty(
                 self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE_SLOTS)
             )
-            state = GLIDEState(own, taps.cache, own.pending)
+            state = GLIDEState(own, hidden_states.cache, own.pending)
         cache = state.own.cache
         nothing = (NO_TOKENS,) * len(prompts)
         begun = slots_or_all(rows, len(prompts))
@@ -384,7 +384,9 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
         if not fit.all():  # no drafts are made for these sequences
             late = begun[~fit]
             waiting = replace(state.own, pending=replace_slots(state.own.pending, late, rest))
-            state = GLIDEState(waiting, taps.cache, replace_slots(state.limits, late, limits))
+            state = GLIDEState(
+                waiting, hidden_states.cache, replace_slots(state.limits, late, limits)
+            )
             rest, limits = (
                 replace_slots(nothing, begun[fit], rest),
                 replace_slots(nothing, begun[fit], limits),
@@ -392,10 +394,10 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
         for at in range(0, max(map(len, rest)), CHUNK):
             part, seen = [r[at : at + CHUNK] for r in rest], [n[at : at + CHUNK] for n in limits]
             feed = ForwardBatch.chains(part, cache.lengths.copy(), self.decoder.device)
-            self._read(_make_pending_state(cache, taps.cache, part, seen), feed)
+            self._read(_make_pending_state(cache, hidden_states.cache, part, seen), feed)
             for r, ids in enumerate(part):
                 cache.keep(r, cache.lengths[r] + np.arange(len(ids)))
-        return replace(state, target=taps.cache)
+        return replace(state, target=hidden_states.cache)
 
     def _reading(self, length: int) -> Ints:
         """Return the number of target tokens that each token of a prompt sees, [T]."""
@@ -459,7 +461,7 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
     @torch.inference_mode()
     @override
     def commit(
-        self, state: GLIDEState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: GLIDEState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> GLIDEState:
         official, roots = self.knobs.variant == "official", state.roots
         own = keep_path(state.own, tree, verdict, again=official)
@@ -469,9 +471,9 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
         ]
         for row in tree.row[: tree.roots].tolist():
             new = len(own.pending[row]) - len(limits[row])  # accepted, and not read yet
-            bound = taps.cache.lengths[row] if official else roots[row]
+            bound = hidden_states.cache.lengths[row] if official else roots[row]
             limits[row] = np.append(limits[row], np.full(new, bound))
-        return GLIDEState(own, taps.cache, tuple(limits))
+        return GLIDEState(own, hidden_states.cache, tuple(limits))
 
     @override
     def truncate(self, state: GLIDEState, lengths: Ints, rows: Ints | None = None) -> GLIDEState:

@@ -311,12 +311,12 @@ class HydraDrafter(HeadsDrafter[HydraState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: HydraState | None = None,
         rows: Ints | None = None,
     ) -> HydraState:
         state = self._remember(
-            state or self._empty(len(prompts), max(map(len, prompts)) + SPARE_SLOTS), taps
+            state or self._empty(len(prompts), max(map(len, prompts)) + SPARE_SLOTS), hidden_states
         )
         state = self._read(state, slots_or_all(rows, len(prompts)))
         _commit_prefix(state)
@@ -336,15 +336,17 @@ class HydraDrafter(HeadsDrafter[HydraState]):
             cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width)
         )
 
-    def _remember(self, state: HydraState, taps: HiddenStates) -> HydraState:
+    def _remember(self, state: HydraState, hidden_states: HiddenStates) -> HydraState:
         """Store the hidden states [T, D] of newly committed tokens, and return the new state.
 
         The prefix layer, if there is one, reads them later.
         """
-        new = taps.hidden[LAST].to(self._like.dtype)
+        new = hidden_states.hidden[LAST].to(self._like.dtype)
         if self.model.prefix_embeding_layer is None:
-            return replace(state, prefix=latest_by_sequence(taps.rows, new, state.prefix))
-        state.hidden.insert(0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0))
+            return replace(state, prefix=latest_by_sequence(hidden_states.rows, new, state.prefix))
+        state.hidden.insert(
+            0, hidden_states.rows, hidden_states.positions, new[None], new.new_zeros(1, len(new), 0)
+        )
         return state
 
     def _read(self, state: HydraState, rows: Ints) -> HydraState:
@@ -447,14 +449,14 @@ class HydraDrafter(HeadsDrafter[HydraState]):
 
     @torch.inference_mode()
     def commit(
-        self, state: HydraState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: HydraState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> HydraState:
         """Store the hidden states of the accepted tokens.
 
         The prefix layer reads them only when the sequence is drafted for again.
         """
         _commit_prefix(state)
-        return self._remember(state, taps)
+        return self._remember(state, hidden_states)
 
     @override
     def truncate(self, state: HydraState, lengths: Ints, rows: Ints | None = None) -> HydraState:

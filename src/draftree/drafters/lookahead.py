@@ -144,7 +144,7 @@ class LookaheadDrafter(Drafter[LookaheadState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: LookaheadState | None = None,
         rows: Ints | None = None,
     ) -> LookaheadState:
@@ -218,9 +218,9 @@ class LookaheadDrafter(Drafter[LookaheadState]):
 
     @override
     def commit(
-        self, state: LookaheadState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: LookaheadState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> LookaheadState:
-        rows, next_level = list(state.rows), self._next_level(state, taps.probe_logits)
+        rows, next_level = list(state.rows), self._next_level(state, hidden_states.probe_logits)
         for root, bonus in enumerate(verdict.bonus.tolist()):
             r = int(tree.row[root])
             new = [*tree.tokens[verdict.kept(root)].tolist(), bonus]

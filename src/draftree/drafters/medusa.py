@@ -179,13 +179,13 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: MedusaState | None = None,
         rows: Ints | None = None,
     ) -> MedusaState:
-        hidden = taps.hidden[LAST].to(self._like.dtype)
+        hidden = hidden_states.hidden[LAST].to(self._like.dtype)
         before = hidden.new_zeros(len(prompts), hidden.shape[1]) if state is None else state.hidden
-        return MedusaState(latest_by_sequence(taps.rows, hidden, before))
+        return MedusaState(latest_by_sequence(hidden_states.rows, hidden, before))
 
     def passes(self, state: MedusaState, tree: Tree, frontier: Ints) -> int:
         """Return the number of sequences if a head must run for the frontier's depth, otherwise 0.
@@ -246,10 +246,12 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
 
     @override
     def commit(
-        self, state: MedusaState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: MedusaState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> MedusaState:
         return MedusaState(
-            latest_by_sequence(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden)
+            latest_by_sequence(
+                hidden_states.rows, hidden_states.hidden[LAST].to(self._like.dtype), state.hidden
+            )
         )
 
     @override

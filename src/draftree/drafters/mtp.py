@@ -274,7 +274,7 @@ def generate_trial_text(target: Target) -> tuple[Tensor, dict[int, Tensor], int]
         read = target.prefill(cache, [text], needs)
         text = np.append(text, int(read.logits[0].argmax()))
         for layer, states in hidden.items():
-            states.append(read.taps.hidden[layer])
+            states.append(read.hidden_states.hidden[layer])
     tokens = torch.from_numpy(text[:-1]).to(target.decoder.device)
     return tokens[None], {layer: torch.cat(states)[None] for layer, states in hidden.items()}, begin
 

@@ -77,7 +77,7 @@ class PLDDrafter(Drafter[Texts]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: Texts | None = None,
         rows: Ints | None = None,
     ) -> Texts:
@@ -124,7 +124,9 @@ class PLDDrafter(Drafter[Texts]):
         return known[node]
 
     @override
-    def commit(self, state: Texts, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Texts:
+    def commit(
+        self, state: Texts, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
+    ) -> Texts:
         return extend_texts(state, tree, verdict)
 
     @override

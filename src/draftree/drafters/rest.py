@@ -178,7 +178,7 @@ class RESTDrafter(Drafter[RESTState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: RESTState | None = None,
         rows: Ints | None = None,
     ) -> RESTState:
@@ -232,7 +232,7 @@ class RESTDrafter(Drafter[RESTState]):
 
     @override
     def commit(
-        self, state: RESTState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: RESTState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> RESTState:
         return RESTState(extend_texts(state.texts, tree, verdict))
 

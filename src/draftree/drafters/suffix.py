@@ -104,7 +104,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: SuffixState | None = None,
         rows: Ints | None = None,
     ) -> SuffixState:
@@ -194,7 +194,7 @@ class SuffixDrafter(Drafter[SuffixState]):
 
     @override
     def commit(
-        self, state: SuffixState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: SuffixState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> SuffixState:
         return SuffixState(extend_texts(state.texts, tree, verdict), state.begun, state.memory)
 

@@ -130,7 +130,7 @@ class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: TokenRecyclingState | None = None,
         rows: Ints | None = None,
     ) -> TokenRecyclingState:
@@ -181,10 +181,16 @@ class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
 
     @override
     def commit(
-        self, state: TokenRecyclingState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self,
+        state: TokenRecyclingState,
+        tree: Tree,
+        verdict: AcceptResult,
+        hidden_states: HiddenStates,
     ) -> TokenRecyclingState:
         tables, judged = list(state.tables), list(state.judged)
-        top = None if taps.top is None else taps.top[:, : self._width].cpu().numpy()
+        top = (
+            None if hidden_states.top is None else hidden_states.top[:, : self._width].cpu().numpy()
+        )
         for root in range(tree.roots):
             row, kept = int(tree.row[root]), verdict.kept(root)
             nexts = np.append(tree.tokens[kept[1:]], verdict.bonus[root])

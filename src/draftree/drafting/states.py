@@ -29,24 +29,26 @@ class DrafterFault(Exception):
 
 
 def start_drafter(
-    drafter: Drafter[Any], rows: SequenceBatch, taps: HiddenStates, state: Any, begun: Ints
+    drafter: Drafter[Any], rows: SequenceBatch, hidden_states: HiddenStates, state: Any, begun: Ints
 ) -> Any:
     """Return a drafter's state after sequences have begun a text.
 
     A sequence for which the drafter raises an exception is generated without drafts.
     """
 
-    def start(state: Any, taps: HiddenStates, begun: Ints) -> Any:
-        return drafter.start(rows.texts, rows.last.copy(), taps, state, begun)
+    def start(state: Any, hidden_states: HiddenStates, begun: Ints) -> Any:
+        return drafter.start(rows.texts, rows.last.copy(), hidden_states, state, begun)
 
     try:
-        return start(state, taps, begun)
+        return start(state, hidden_states, begun)
     except Exception as error:
         failed = list[int]()
         for row in begun.tolist():
             try:
                 state = start(
-                    state, taps.take(np.flatnonzero(taps.rows == row)), np.array([row], np.int64)
+                    state,
+                    hidden_states.take(np.flatnonzero(hidden_states.rows == row)),
+                    np.array([row], np.int64),
                 )
             except Exception:
                 failed.append(row)

@@ -364,23 +364,26 @@ class Drafting(Search):
         if not rows:
             return
         try:
-            self.state = self._committed(tree, verdict, verified.taps, rows)
+            self.state = self._committed(tree, verdict, verified.hidden_states, rows)
         except Exception as error:
             failed = list[int]()
             for row in rows:
                 try:
-                    self.state = self._committed(tree, verdict, verified.taps, [row])
+                    self.state = self._committed(tree, verdict, verified.hidden_states, [row])
                 except Exception:
                     failed.append(row)
             stop_drafting(self.rows, self.drafter, DrafterFault(failed, error))
 
     def _committed(
-        self, tree: Tree, verdict: AcceptResult, taps: HiddenStates, rows: list[int]
+        self, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates, rows: list[int]
     ) -> Any:
         kept = verdict.nodes[np.isin(tree.row[verdict.nodes], rows)]
         if len(rows) < tree.roots:
-            taps, (tree, verdict) = taps.of_rows(tree, rows), of_rows(tree, verdict, rows)
-        return self.drafter.commit(self.state, tree, verdict, taps.take(kept))
+            hidden_states, (tree, verdict) = (
+                hidden_states.of_rows(tree, rows),
+                of_rows(tree, verdict, rows),
+            )
+        return self.drafter.commit(self.state, tree, verdict, hidden_states.take(kept))
 
     @in_phase("draft")
     def probes(self) -> Probes | None:

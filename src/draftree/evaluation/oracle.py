@@ -53,8 +53,10 @@ def correct_tokens(
     """
     cache = source.new_cache(len(texts), max(len(t.tokens) for t in texts) + MAX_REACH)
     prompts = [t.tokens[: t.start] for t in texts]
-    taps = source.prefill(cache, prompts, drafter.needs).taps
-    state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), taps, carried)
+    hidden_states = source.prefill(cache, prompts, drafter.needs).hidden_states
+    state = drafter.start(
+        prompts, np.array([t.tokens[t.start] for t in texts]), hidden_states, carried
+    )
     found: list[list[int]] = [[] for _ in texts]
     for at in range(max(len(t.tokens) - t.start - 1 for t in texts)):
         live = np.array(
@@ -70,7 +72,7 @@ def correct_tokens(
         )
         source.commit(cache, tree, verdict)
         roots = np.arange(len(live))
-        state = drafter.commit(state, tree, verdict, verified.taps.take(roots))
+        state = drafter.commit(state, tree, verdict, verified.hidden_states.take(roots))
     return [np.array(row, np.int64) for row in found], drafter.carry(state)
 
 

@@ -32,7 +32,7 @@ class _NoDrafts(Drafter[int]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: int | None = None,
         rows: Ints | None = None,
     ) -> int:
@@ -43,7 +43,9 @@ class _NoDrafts(Drafter[int]):
     ) -> tuple[Candidates, int]:
         return no_candidates(len(frontier), k), 0
 
-    def commit(self, state: int, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> int:
+    def commit(
+        self, state: int, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
+    ) -> int:
         return 0
 
     def truncate(self, state: int, lengths: Ints, rows: Ints | None = None) -> int:

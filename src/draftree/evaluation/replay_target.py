@@ -90,8 +90,10 @@ class ReplayTarget(Target):
                 "the drafter reads what was not accepted, which needs a pass of the target: no text can be replayed"
             )
         positions = cache.lengths[0] + tree.depth
-        taps = self._recording.taps(cache, tree.row, positions, tree.tokens, needs)
-        return VerificationResult(self._after(positions), taps)
+        hidden_states = self._recording.hidden_states(
+            cache, tree.row, positions, tree.tokens, needs
+        )
+        return VerificationResult(self._after(positions), hidden_states)
 
     @override
     def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:

@@ -353,7 +353,7 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
     prompt = np.arange(PROMPT_TOKENS) % target.decoder.vocab
     cache = target.new_cache(1, 2 * PROMPT_TOKENS)
     state = drafter.flush(
-        drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps)
+        drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).hidden_states)
     )
     root = Tree.from_roots(zero, zero)
     with first:
@@ -362,11 +362,11 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
     if len(tree) > 1:
         with step:
             _, state = drafter.expand(state, tree, np.array([1]), CANDIDATES, Drawing())
-    taps = target.verify(cache, root, drafter.needs, drafter.probes(state)).taps
+    hidden_states = target.verify(cache, root, drafter.needs, drafter.probes(state)).hidden_states
     nothing = AcceptResult((np.zeros(0, np.int64),), np.ones(1, np.int64))
     target.commit(cache, root, nothing)
     with commit:
-        state = drafter.commit(state, root, nothing, taps)
+        state = drafter.commit(state, root, nothing, hidden_states)
     with later:
         drafter.flush(state)
     return (step if step.layers or step.heads else first), commit, later

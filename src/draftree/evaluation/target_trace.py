@@ -72,9 +72,12 @@ class Recording:
             hidden=tuple(dict.fromkeys(u if u == UNNORMED else index(u) for u in (*layers, LAST)))
         )
         cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
-        taps = target.prefill(cache, [t.tokens for t in texts], needs).taps
+        hidden_states = target.prefill(cache, [t.tokens for t in texts], needs).hidden_states
         return cls(
-            target, tuple(texts), {index(layer): h for layer, h in taps.hidden.items()}, cache
+            target,
+            tuple(texts),
+            {index(layer): h for layer, h in hidden_states.hidden.items()},
+            cache,
         )
 
     @cached_property
@@ -108,7 +111,8 @@ class Recording:
         positions = np.concatenate([np.arange(len(p)) for p in prompts])
         cache.lengths[:] = [len(p) for p in prompts]
         return VerificationResult(
-            torch.empty(0), self.taps(cache, rows, positions, np.concatenate(list(prompts)), needs)
+            torch.empty(0),
+            self.hidden_states(cache, rows, positions, np.concatenate(list(prompts)), needs),
         )
 
     def verify(
@@ -118,7 +122,7 @@ class Recording:
         positions = cache.lengths[tree.row] + tree.depth
         return VerificationResult(
             self.after(tree.row, positions),
-            self.taps(cache, tree.row, positions, tree.tokens, needs),
+            self.hidden_states(cache, tree.row, positions, tree.tokens, needs),
         )
 
     def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:
@@ -126,7 +130,7 @@ class Recording:
         for root in range(tree.roots):
             cache.lengths[tree.row[root]] += len(verdict.kept(root))
 
-    def taps(
+    def hidden_states(
         self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: HiddenStateSpec
     ) -> HiddenStates:
         """Return the recorded hidden states at the given positions of the given texts.

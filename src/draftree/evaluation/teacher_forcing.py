@@ -173,7 +173,9 @@ def replay(
     cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts) + length)
     prompts = [t.tokens[: t.start] for t in texts]
     verified = target.prefill(cache, prompts, drafter.needs)
-    state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), verified.taps)
+    state = drafter.start(
+        prompts, np.array([t.tokens[t.start] for t in texts]), verified.hidden_states
+    )
     last, at = np.array([len(t.tokens) - 1 for t in texts]), np.array([t.start for t in texts])
     while (live := np.flatnonzero(at < last)).size:
         tokens = [texts[r].tokens[at[r] : min(at[r] + length, last[r]) + 1] for r in live.tolist()]
@@ -188,8 +190,10 @@ def replay(
         paths = tuple(tree.of_row(r)[1:n] for r, n in zip(live.tolist(), kept, strict=True))
         verdict = AcceptResult(paths, np.array([t[n] for t, n in zip(tokens, kept, strict=True)]))
         target.commit(cache, tree, verdict)
-        taps = verified.taps.take(np.concatenate([verdict.kept(root) for root in range(len(live))]))
-        state = drafter.commit(state, tree, verdict, taps)
+        hidden_states = verified.hidden_states.take(
+            np.concatenate([verdict.kept(root) for root in range(len(live))])
+        )
+        state = drafter.commit(state, tree, verdict, hidden_states)
         at[live] += kept
 
 

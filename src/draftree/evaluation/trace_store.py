@@ -161,7 +161,7 @@ class Recordings:
         """Run one pass over a text, and save the tensors that drafters need."""
         file, text = self._file(key(request)), self._text(request)
         cache = self.target.new_cache(1, len(text.tokens))
-        hidden = self.target.prefill(cache, [text.tokens], self.needs).taps.hidden
+        hidden = self.target.prefill(cache, [text.tokens], self.needs).hidden_states.hidden
         tensors = {f"hidden.{layer}": h.contiguous() for layer, h in hidden.items()}
         for layer in self.needs.kv:
             keys, values = (t[0, :, : len(text.tokens)].contiguous() for t in cache.layer(layer))

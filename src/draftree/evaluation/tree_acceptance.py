@@ -149,7 +149,7 @@ def _along(
     prompts = [t.tokens[: t.start] for t in texts]
     at, last = np.array([t.start for t in texts]), np.array([len(t.tokens) - 1 for t in texts])
     roots = np.array([t.tokens[t.start] for t in texts])
-    state = drafter.start(prompts, roots, source.prefill(cache, prompts, needs).taps)
+    state = drafter.start(prompts, roots, source.prefill(cache, prompts, needs).hidden_states)
     while (live := np.flatnonzero(at < last)).size:
         asking = DrafterAccess(drafter, state)
         from_roots = Tree.from_roots(
@@ -178,9 +178,11 @@ def _along(
         verdict = AcceptResult(tuple(paths), np.array(bonus, np.int64))
         kept = np.concatenate([verdict.kept(root) for root in range(len(live))])
         positions = at[tree.row[kept]] + tree.depth[kept]
-        taps = source.taps(cache, tree.row[kept], positions, tree.tokens[kept], needs)
+        hidden_states = source.hidden_states(
+            cache, tree.row[kept], positions, tree.tokens[kept], needs
+        )
         source.commit(cache, tree, verdict)
-        state = drafter.commit(asking.state, tree, verdict, taps)
+        state = drafter.commit(asking.state, tree, verdict, hidden_states)
         work = Work(tuple(asking.frontiers), len(tree), len(live), context)
         memory = policy.observe(memory, tree, verdict, work, prices)
         at[live] += 1 + np.array([len(path) for path in paths])

@@ -62,13 +62,13 @@ class PartialPrompt:
     Attributes:
         cache: cache of one sequence with the tokens that have been read; None if they are in the
             batch's cache.
-        taps: hidden states that the drafter needs, one entry for each chunk.
+        hidden_states: hidden states that the drafter needs, one entry for each chunk.
         read: number of tokens that have been read.
         row: slot of the batch in which the prompt is read; −1 for none.
     """
 
     cache: SlotCache | None = None
-    taps: list[HiddenStates] = field(default_factory=list)
+    hidden_states: list[HiddenStates] = field(default_factory=list)
     read: int = 0
     row: int = -1
 
@@ -79,7 +79,7 @@ class PartialPrompt:
         Joining copies the cache of the tokens that were read. For a prompt in several chunks only
         `MAX_REMAINING_TOKENS` tokens may be left then, so that this step takes no longer than others.
         """
-        return MAX_REMAINING_TOKENS if len(self.taps) > 1 else math.inf
+        return MAX_REMAINING_TOKENS if len(self.hidden_states) > 1 else math.inf
 
 
 @dataclass(eq=False)

@@ -115,7 +115,7 @@ class PromptReader:
         first = 0
         for chunk in chunks:
             count, prompt = len(chunk.tokens), mine[chunk.sequence].prompt
-            prompt.taps.append(read.taps.take(np.arange(first, first + count)))
+            prompt.hidden_states.append(read.hidden_states.take(np.arange(first, first + count)))
             prompt.read += count
             first += count
 
@@ -126,16 +126,16 @@ class PromptReader:
         if not entries:
             return
         self._act(entries)
-        taps = []
+        hidden_states = []
         for entry in entries:
             row = entry.prompt.row
-            taps += [
+            hidden_states += [
                 replace(t, rows=np.full(len(t.rows), row), cache=rows.cache)
-                for t in entry.prompt.taps
+                for t in entry.prompt.hidden_states
             ]
         begun, joined = (
             np.array([entry.prompt.row for entry in entries], np.int64),
-            HiddenStates.joined(taps),
+            HiddenStates.joined(hidden_states),
         )
         events, self._batch.state = loop.begin(
             parts, rows, begun, logits, joined, self._batch.state
@@ -147,13 +147,13 @@ class PromptReader:
         rows: SequenceBatch,
         entries: Sequence[Entry],
         events: Sequence[Emitted],
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
     ) -> None:
         for entry, event in zip(entries, events, strict=True):
             self._batch.join(entry, event)
             if rows.cache.states is None:  # a state would be needed for each block
                 prompt = entry.request.prompt[: self._options.max_prefix_tokens]
-                self._prefixes.store(prompt, rows.cache, event.row, taps)
+                self._prefixes.store(prompt, rows.cache, event.row, hidden_states)
         self._take(events)
 
     def read_apart(self, whole: bool) -> None:
@@ -184,7 +184,9 @@ class PromptReader:
             prompt.cache = parts.target.new_cache(1, len(entry.request.prompt))
         text = [np.array(entry.request.prompt[: prompt.read + count], np.int64)]
         cache, needs = prompt.cache, parts.drafter.needs
-        work = lambda: prompt.taps.append(parts.target.prefill(cache, text, needs).taps)
+        work = lambda: prompt.hidden_states.append(
+            parts.target.prefill(cache, text, needs).hidden_states
+        )
         self.sizes.read(count, time_work(work, parts.target.decoder.device))
         prompt.read += count
 
@@ -203,12 +205,12 @@ class PromptReader:
                 rows.cache.put(row, entry.prompt.cache)
                 read = [
                     replace(t, rows=np.full(len(t.rows), row[0]), cache=rows.cache)
-                    for t in entry.prompt.taps
+                    for t in entry.prompt.hidden_states
                 ]
         requests = [entry.request for entry in entries]
-        begun, events, taps = loop.prefill(
+        begun, events, hidden_states = loop.prefill(
             parts.target, parts.acceptor, parts.drafter.needs, rows, requests
         )
-        taps = HiddenStates.joined([*read, taps])
-        self._batch.state = loop.start(parts, rows, begun, taps, self._batch.state)
-        self._join(rows, entries, events, taps)
+        hidden_states = HiddenStates.joined([*read, hidden_states])
+        self._batch.state = loop.start(parts, rows, begun, hidden_states, self._batch.state)
+        self._join(rows, entries, events, hidden_states)

@@ -94,27 +94,32 @@ class PrefixStore:
             layer: torch.cat([block.hidden[layer] for block in blocks])
             for layer in blocks[0].hidden
         }
-        taps = HiddenStates(hidden, np.zeros_like(tokens), np.arange(len(tokens)), tokens, cache)
-        return PartialPrompt(cache, [taps], len(tokens))
+        hidden_states = HiddenStates(
+            hidden, np.zeros_like(tokens), np.arange(len(tokens)), tokens, cache
+        )
+        return PartialPrompt(cache, [hidden_states], len(tokens))
 
-    def store(self, prompt: Sequence[int], cache: SlotCache, row: int, taps: HiddenStates) -> None:
+    def store(
+        self, prompt: Sequence[int], cache: SlotCache, row: int, hidden_states: HiddenStates
+    ) -> None:
         """Store all full blocks of a prompt that has been read.
 
         Args:
             prompt: token ids of the prompt.
             cache: cache that contains the prompt's keys and values.
             row: slot of the prompt in the cache.
-            taps: hidden states of all tokens of the prompt; entries of other slots are ignored.
+            hidden_states: hidden states of all tokens of the prompt; entries of other slots are ignored.
         """
         parent, now = None, next(self._clock)
-        mine = np.flatnonzero(taps.rows == row)
+        mine = np.flatnonzero(hidden_states.rows == row)
         for start in range(0, len(prompt) - self._size + 1, self._size):
             stop = start + self._size
             tokens = tuple(prompt[start:stop])
             block = self._blocks.get((id(parent), tokens))
             if block is None:
                 hidden = {
-                    layer: h.clone() for layer, h in taps.take(mine[start:stop]).hidden.items()
+                    layer: h.clone()
+                    for layer, h in hidden_states.take(mine[start:stop]).hidden.items()
                 }
                 block = Block(parent, tokens, cache.copied(row, start, stop), hidden)
                 self._blocks[id(parent), tokens] = block

@@ -139,7 +139,8 @@ class HiddenStates:
         if len(several) == 1:
             return last
         hidden = {
-            layer: torch.cat([taps.hidden[layer] for taps in several]) for layer in last.hidden
+            layer: torch.cat([hidden_states.hidden[layer] for hidden_states in several])
+            for layer in last.hidden
         }
         rows, positions, tokens = (
             np.concatenate([getattr(t, name) for t in several])
@@ -171,11 +172,11 @@ class Read:
     """Hold the results of a pass for the prompt chunks in it.
 
     Attributes:
-        taps: internals of the chunks' tokens, chunk by chunk.
+        hidden_states: internals of the chunks' tokens, chunk by chunk.
         logits: [E, V] logits after each chunk that ends its prompt.
     """
 
-    taps: HiddenStates
+    hidden_states: HiddenStates
     logits: Tensor
 
 
@@ -185,7 +186,7 @@ class VerificationResult:
 
     Attributes:
         packed: [M, V] logits in the order of the pass.
-        taps: internals of all nodes.
+        hidden_states: internals of all nodes.
         told: two lists [N]: the token of each node's largest logit (−1 if it is not finite), and
             the token that is sampled after each node (−1 if none is). None if they were not
             computed yet.
@@ -195,7 +196,7 @@ class VerificationResult:
     """
 
     packed: Tensor
-    taps: HiddenStates
+    hidden_states: HiddenStates
     told: tuple[Sequence[int], Sequence[int]] | None = None
     at: Ints | None = None
     read: Read | None = None
@@ -441,14 +442,19 @@ class Target:
         part = cache.taken(rows)
         read = self._prefilled(part, prompts, needs, more)
         cache.put(rows, part)
-        return replace(read, taps=replace(read.taps, rows=rows[read.taps.rows], cache=cache))
+        return replace(
+            read,
+            hidden_states=replace(
+                read.hidden_states, rows=rows[read.hidden_states.rows], cache=cache
+            ),
+        )
 
     def _prefilled(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec, more: int
     ) -> VerificationResult:
         reach = np.array([len(p) + more for p in prompts], np.int64)
         logits: list[Tensor | None] = [None] * len(prompts)
-        taps: list[list[HiddenStates]] = [[] for _ in prompts]
+        hidden_states: list[list[HiddenStates]] = [[] for _ in prompts]
         for part in _parts(cache, prompts):
             batch = ForwardBatch.chains(part, cache.lengths.copy(), self.decoder.device)
             batch = replace(batch, reach=reach)
@@ -460,9 +466,11 @@ class Target:
                     logits[r] = out.logits[np.searchsorted(read, r)]
                     place = cache.lengths[r] + np.arange(len(ids))
                     hidden = {layer: h[batch.of(r)] for layer, h in out.hidden.items()}
-                    taps[r].append(HiddenStates(hidden, np.full(len(ids), r), place, ids, cache))
+                    hidden_states[r].append(
+                        HiddenStates(hidden, np.full(len(ids), r), place, ids, cache)
+                    )
                     cache.keep(r, place)
-        parts = [t for row in taps for t in row]
+        parts = [t for row in hidden_states for t in row]
         hidden = {layer: torch.cat([t.hidden[layer] for t in parts]) for layer in needs.hidden}
         rows, positions, tokens = (
             np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens")
@@ -572,9 +580,12 @@ class Target:
             ids, positions, counts, cache.lengths.copy(), seen, self.decoder.device
         )
         out, read = self._passed(batch, cache, needs, chunks)
-        taps = HiddenStates({}, tree.row, positions[place], tree.tokens, cache)
+        hidden_states = HiddenStates({}, tree.row, positions[place], tree.tokens, cache)
         verified = _in_order(
-            out, taps, needs, None if np.array_equal(place, np.arange(len(place))) else place
+            out,
+            hidden_states,
+            needs,
+            None if np.array_equal(place, np.arange(len(place))) else place,
         )
         self._keep_read(cache, chunks)
         return replace(verified, read=read)
@@ -615,7 +626,11 @@ class Target:
             out, HiddenStates({}, tree.row, positions[:n], tree.tokens, cache), needs, at[:n]
         )
         self._keep_read(cache, chunks)
-        return replace(verified, taps=replace(verified.taps, probe_logits=probe_logits), read=read)
+        return replace(
+            verified,
+            hidden_states=replace(verified.hidden_states, probe_logits=probe_logits),
+            read=read,
+        )
 
     @torch.inference_mode()
     @in_phase("commit")
@@ -646,13 +661,13 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
 
 
 def _in_order(
-    out: ModelOutput, taps: HiddenStates, needs: HiddenStateSpec, at: Ints | None
+    out: ModelOutput, hidden_states: HiddenStates, needs: HiddenStateSpec, at: Ints | None
 ) -> VerificationResult:
     """Return the result of a pass over draft trees, with internals in the order of the nodes.
 
     Args:
         out: the output of the pass.
-        taps: the internals of the nodes, without hidden states.
+        hidden_states: the internals of the nodes, without hidden states.
         needs: the internals to return.
         at: [N] the index of each node in the pass; None if the orders are equal.
     """
@@ -661,7 +676,7 @@ def _in_order(
         index = to_device(at, out.logits.device)
         hidden = {layer: h.index_select(0, index) for layer, h in hidden.items()}
         top = None if top is None else top.index_select(0, to_device(at, top.device))
-    return VerificationResult(out.logits, replace(taps, hidden=hidden, top=top), at=at)
+    return VerificationResult(out.logits, replace(hidden_states, hidden=hidden, top=top), at=at)
 
 
 def likeliest_tokens(logits: Tensor, k: int) -> Tensor:

@@ -522,7 +522,7 @@ def _as_if_fresh(
     for child in range(bush.roots, len(bush)):
         row, root = int(bush.row[child]), int(bush.parents[child])
         verified = target.prefill(target.new_cache(1, 8), [held.texts[row]], drafter.needs)
-        state = drafter.start([held.texts[row]], last[[row]], verified.taps)
+        state = drafter.start([held.texts[row]], last[[row]], verified.hidden_states)
         alone = Tree.from_roots(np.zeros(1, np.int64), last[[row]])
         _, wanted = _two_layers(drafter, state, alone, int(bush.tokens[child]))
         for mine, theirs in zip((q[root], q[child]) if q else (), wanted, strict=True):

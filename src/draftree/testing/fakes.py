@@ -202,7 +202,7 @@ class TableDrafter(Drafter[None]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: None = None,
         rows: Ints | None = None,
     ) -> None:
@@ -241,7 +241,9 @@ class TableDrafter(Drafter[None]):
         return Candidates(tokens, np.take_along_axis(log_q.numpy(), tokens, axis=1), log_q, kind)
 
     @override
-    def commit(self, state: None, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> None:
+    def commit(
+        self, state: None, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
+    ) -> None:
         return None
 
     @override
@@ -275,7 +277,7 @@ class Scripted(Drafter[Texts]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: Texts | None = None,
         rows: Ints | None = None,
     ) -> Texts:
@@ -321,7 +323,9 @@ class Scripted(Drafter[Texts]):
         )
 
     @override
-    def commit(self, state: Texts, tree: Tree, verdict: AcceptResult, taps: HiddenStates) -> Texts:
+    def commit(
+        self, state: Texts, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
+    ) -> Texts:
         return extend_texts(state, tree, verdict)
 
     @override
@@ -395,13 +399,13 @@ class Coached(Drafter[tuple[Any, Texts]]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: tuple[Any, Texts] | None = None,
         rows: Ints | None = None,
     ) -> tuple[Any, Texts]:
         inner = None if state is None else state[0]
-        return self._drafter.start(prompts, roots, taps, inner, rows), self._script.start(
-            prompts, roots, taps
+        return self._drafter.start(prompts, roots, hidden_states, inner, rows), self._script.start(
+            prompts, roots, hidden_states
         )
 
     @override
@@ -441,10 +445,14 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
     @override
     def commit(
-        self, state: tuple[Any, Texts], tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self,
+        state: tuple[Any, Texts],
+        tree: Tree,
+        verdict: AcceptResult,
+        hidden_states: HiddenStates,
     ) -> tuple[Any, Texts]:
-        return self._drafter.commit(state[0], tree, verdict, taps), self._script.commit(
-            state[1], tree, verdict, taps
+        return self._drafter.commit(state[0], tree, verdict, hidden_states), self._script.commit(
+            state[1], tree, verdict, hidden_states
         )
 
     @override

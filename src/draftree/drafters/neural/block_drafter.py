@@ -221,7 +221,7 @@ class ParallelDrafter(Trainable[BlockState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: BlockState | None = None,
         rows: Ints | None = None,
     ) -> BlockState:
@@ -234,14 +234,14 @@ class ParallelDrafter(Trainable[BlockState]):
             )
             cache.reserve(max(map(len, prompts)) + SPARE_SLOTS)
             state = BlockState(cache)
-        return replace(state, unread=(*state.unread, taps))
+        return replace(state, unread=(*state.unread, hidden_states))
 
     @final
     @override
     def commit(
-        self, state: BlockState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: BlockState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> BlockState:
-        return BlockState(state.cache, unread=(*state.unread, taps))
+        return BlockState(state.cache, unread=(*state.unread, hidden_states))
 
     @final
     @torch.inference_mode()
@@ -249,15 +249,17 @@ class ParallelDrafter(Trainable[BlockState]):
     def flush(self, state: BlockState) -> BlockState:
         return self._read(state, HiddenStates.joined(state.unread)) if state.unread else state
 
-    def _read(self, state: BlockState, taps: HiddenStates) -> BlockState:
+    def _read(self, state: BlockState, hidden_states: HiddenStates) -> BlockState:
         """Cache the keys and values of newly committed tokens.
 
         The outputs of the last block are dropped.
         """
-        hidden = {layer: h.to(self._like.dtype)[None] for layer, h in taps.hidden.items()}
-        positions = torch.from_numpy(taps.positions).to(self._like.device)
+        hidden = {layer: h.to(self._like.dtype)[None] for layer, h in hidden_states.hidden.items()}
+        positions = torch.from_numpy(hidden_states.positions).to(self._like.device)
         for layer, (keys, values) in enumerate(self.model.context(hidden, positions[None])):
-            state.cache.insert(layer, taps.rows, taps.positions, keys[0], values[0])
+            state.cache.insert(
+                layer, hidden_states.rows, hidden_states.positions, keys[0], values[0]
+            )
         return BlockState(state.cache)
 
     @final

@@ -175,12 +175,16 @@ def move_unread(
     unread: Sequence[HiddenStates], rows: Ints, cache: SlotCache
 ) -> tuple[HiddenStates, ...]:
     """Return the unread hidden states after sequences have moved, see `Drafter.select`."""
-    return tuple(taps for every in unread if len((taps := every.select(rows, cache)).rows))
+    return tuple(
+        hidden_states for every in unread if len((hidden_states := every.select(rows, cache)).rows)
+    )
 
 
 def truncate_unread(unread: Sequence[HiddenStates], lengths: Ints) -> tuple[HiddenStates, ...]:
     """Return the unread hidden states of tokens before position `lengths[r]` of each sequence."""
-    return tuple(taps for every in unread if len((taps := every.before(lengths)).rows))
+    return tuple(
+        hidden_states for every in unread if len((hidden_states := every.before(lengths)).rows)
+    )
 
 
 def no_candidates(nodes: int, k: int) -> Candidates:

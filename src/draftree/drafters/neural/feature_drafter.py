@@ -126,7 +126,7 @@ class PairReader(Trainable[PairState]):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: PairState | None = None,
         rows: Ints | None = None,
     ) -> PairState:
@@ -135,15 +135,15 @@ class PairReader(Trainable[PairState]):
             p[n + 1 :] for p, n in zip(prompts, state.decoding.cache.lengths.tolist(), strict=True)
         ]
         waiting = replace(state.decoding, pending=replace_slots(state.decoding.pending, rows, rest))
-        return _drop_step(waiting, state.features, (*state.unread, taps))
+        return _drop_step(waiting, state.features, (*state.unread, hidden_states))
 
-    def _remember(self, state: PairState, taps: HiddenStates) -> None:
+    def _remember(self, state: PairState, hidden_states: HiddenStates) -> None:
         """Store the true features of newly committed tokens."""
         new = self.model.fuse(
-            {layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()}
+            {layer: h.to(state.features.dtype) for layer, h in hidden_states.hidden.items()}
         )
         state.features.insert(
-            0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0)
+            0, hidden_states.rows, hidden_states.positions, new[None], new.new_zeros(1, len(new), 0)
         )
 
     def _read(self, state: PairState, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
@@ -230,7 +230,7 @@ class PairReader(Trainable[PairState]):
 
     @torch.inference_mode()
     def commit(
-        self, state: PairState, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: PairState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> PairState:
         """Store the accepted tokens; they are read only when the sequence is drafted for again.
 
@@ -248,7 +248,9 @@ class PairReader(Trainable[PairState]):
                 pending[row] = np.concatenate((pending[row], tree.tokens[verdict.kept(root)]))
         waiting = Decoding(cache, tuple(pending), (NO_TOKENS,) * cache.rows)
         outputs = state.outputs[:0] if len(state.nodes) else state.outputs
-        return PairState(waiting, state.features, NO_TOKENS, outputs, (*state.unread, taps))
+        return PairState(
+            waiting, state.features, NO_TOKENS, outputs, (*state.unread, hidden_states)
+        )
 
     @torch.inference_mode()
     def flush(self, state: PairState) -> PairState:

@@ -348,7 +348,7 @@ class LanguageModelDrafter(CachingDrafter):
         self,
         prompts: Sequence[Ints],
         roots: Ints,
-        taps: HiddenStates,
+        hidden_states: HiddenStates,
         state: Decoding | None = None,
         rows: Ints | None = None,
     ) -> Decoding:
@@ -373,7 +373,7 @@ class LanguageModelDrafter(CachingDrafter):
 
     @override
     def commit(
-        self, state: Decoding, tree: Tree, verdict: AcceptResult, taps: HiddenStates
+        self, state: Decoding, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> Decoding:
         return keep_path(state, tree, verdict)
 
