@@ -26,7 +26,7 @@ from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites
 from draftree.evaluation.grid import choose_requests
 from draftree.evaluation.provenance import provenance
-from draftree.models.fused_modules import accelerate
+from draftree.models.fused_cpu_modules import accelerate
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request

@@ -79,7 +79,7 @@ def there(target: str, folder: str, method: str, prompts: Sequence[str]) -> dict
     import vllm
     from transformers import AutoTokenizer
 
-    from draftree.target.names import location
+    from draftree.target.target_names import location
 
     place = location(target)
     tokenizer = AutoTokenizer.from_pretrained(place)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from draftree.costs.machine_probe import machine_speed
 from draftree.costs.model import Size
 from draftree.costs.online import Learner, OnlineCosts
-from draftree.costs.probe import machine_speed
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
-from draftree.models.decoder import Decoder
-from draftree.models.fused_modules import layer_kinds, replaced_kinds
+from draftree.models.causal_lm import Decoder
+from draftree.models.fused_cpu_modules import layer_kinds, replaced_kinds
 from draftree.models.packed_linear import packed_shapes
 from draftree.models.quantization_support import count_parameters, packed_bits, packed_weights
 from draftree.target.target import Target

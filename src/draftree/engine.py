@@ -26,8 +26,8 @@ from draftree.aliases.flag_hints import THREAD_WORDS
 from draftree.batch import Generation, SequenceBatch
 from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import UNIT, Costs, CostSource, CostTable
+from draftree.costs.machine_probe import start_probe
 from draftree.costs.online import OnlineCosts
-from draftree.costs.probe import start_probe
 from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, render_chats
 from draftree.data.readers import Messages
 from draftree.drafters._from_objects import LoadedModel, OpenDrafter
@@ -50,13 +50,20 @@ from draftree.sampling.params import GREEDY, Sampling
 from draftree.scheduling.handle import Handle, Update
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.scheduler import Scheduler
-from draftree.target.names import ALLOWED, DEMO, SMOLLM2, known_as, missing_package, shipped_name
 from draftree.target.target import (
     HiddenStateSpec,
     Target,
     name_of,
     resolve_device,
     warn_of_training,
+)
+from draftree.target.target_names import (
+    ALLOWED,
+    DEMO,
+    SMOLLM2,
+    known_as,
+    missing_package,
+    shipped_name,
 )
 from draftree.text import completion
 from draftree.text.calls import ECHO, STOP, after_history, asks_for, of_template, takes_prompt
@@ -67,7 +74,7 @@ from draftree.text.stop_strings import StopStrings
 from draftree.tree import Draw, Ints
 from draftree.utils.files import as_user_error
 from draftree.utils.profiler import record_phases
-from draftree.utils.progress import announce
+from draftree.utils.progress_callback import announce
 from draftree.utils.validated_dataclass import is_whole, translate_names
 
 SCHEDULER_LOCK = Lock()

@@ -16,7 +16,7 @@ from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.hardware import time_interleaved
-from draftree.utils.progress import Tell, announce, ignore_progress
+from draftree.utils.progress_callback import Tell, announce, ignore_progress
 
 TARGET_WIDTHS, GPU_TARGET_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
 """Numbers of tokens per sequence for which a target pass is timed.

@@ -39,14 +39,14 @@ from draftree.acceptors.base import Acceptor
 from draftree.aliases import accepted
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Method, Stage, TrainableMethod
-from draftree.drafters.retrieval.datastore import DatastoreMethod
+from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod
 from draftree.errors import UnknownName, UserError, format_value
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint, tensor_names
 from draftree.policies.base import Policy
 from draftree.request import Request
 from draftree.sampling.logits_processors import named
 from draftree.target.hub import check_path, download_model, is_hub_id
-from draftree.target.names import shipped_name
+from draftree.target.target_names import shipped_name
 from draftree.utils.files import Entries, as_user_error
 from draftree.utils.validated_dataclass import parse_options
 

@@ -7,13 +7,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from draftree.utils import progress
-from draftree.utils.progress import announce, mute_announcements
+from draftree.utils import progress_callback
+from draftree.utils.progress_callback import announce, mute_announcements
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(progress_callback, "SILENT_SECONDS", 0.05)
 
 
 def test_long_work_is_announced_once_and_short_work_is_not(

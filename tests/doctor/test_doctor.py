@@ -39,8 +39,8 @@ from draftree.evaluation.target_trace import Recording, Text
 from draftree.evaluation.teacher_forcing import ComparedDrafts, drive
 from draftree.models.kv_cache import SlotCache
 from draftree.registry import build
-from draftree.target.names import shipped
 from draftree.target.target import HiddenStateSpec, Target
+from draftree.target.target_names import shipped
 from draftree.testing.fakes import tiny_target
 from draftree.weights import demo_folder
 from folders import byte_tokenizer, target_folder

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from draftree.doctor.export_check import examine
 from draftree.errors import UserError
-from draftree.target.names import SMOLLM2_HUB_ID, public_name
+from draftree.target.target_names import SMOLLM2_HUB_ID, public_name
 from draftree.training.export import drafter_folder, export
 
 

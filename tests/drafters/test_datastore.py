@@ -10,7 +10,7 @@ import pytest
 from draftree.costs.curves import UNIT
 from draftree.data.corpus import BATCH, Documents, batches, files, texts
 from draftree.drafters.rest import REST
-from draftree.drafters.retrieval.datastore import tokenizer_hash
+from draftree.drafters.retrieval.datastore_drafter import tokenizer_hash
 from draftree.drafters.retrieval.suffix_array import SEPARATOR
 from draftree.errors import UserError
 from draftree.registry import build, method_of

@@ -20,10 +20,10 @@ from draftree.drafters.base import Batch
 from draftree.drafters.edd import EDD, EDDDrafter
 from draftree.drafters.neural.training_masks import additive, block_starts, dual_block
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.registry import build
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.attention_strength import Attending
+from draftree.target.attention_contribution import Attending
 from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training.teacher import Teacher

@@ -25,14 +25,14 @@ from draftree.drafters.neural.losses import draft_loss
 from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.params import Sampling
-from draftree.target.attention_strength import Attending
+from draftree.target.attention_contribution import Attending
 from draftree.target.target import Target
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS

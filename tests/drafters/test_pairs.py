@@ -13,7 +13,7 @@ from draftree.doctor import forward_parity
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.llama_modules import Rotary, of_values
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.registry import build, part
 from draftree.target.target import Target
 from draftree.tree import Ints

@@ -15,8 +15,8 @@ from draftree.formats.checkpoint import Checkpoint, fingerprint
 from draftree.policies.chain import Chain
 from draftree.registry import build, names, part
 from draftree.request import Request
-from draftree.target.names import shipped_folder
 from draftree.target.target import Target
+from draftree.target.target_names import shipped_folder
 from draftree.weights import demo_folder
 from selection import one_in
 

@@ -10,7 +10,7 @@ import yaml
 
 import draftree
 from draftree.cli.app import main
-from draftree.target.names import shipped_folder
+from draftree.target.target_names import shipped_folder
 from draftree.weights import demo_folder
 
 ROOT = Path(__file__).resolve().parents[2]

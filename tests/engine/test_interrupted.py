@@ -31,7 +31,7 @@ from accelerate.state import AcceleratorState, PartialState
 from safetensors.torch import save_file
 
 from draftree.cli import app
-from draftree.costs import probe
+from draftree.costs import machine_probe
 from draftree.costs.curves import Costs, CostTable
 from draftree.data.samples import Sample
 from draftree.drafters.vdm import VDM
@@ -151,7 +151,7 @@ def _command(
                 traceback.print_exc()
             for number in signals.ENDING_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # the command has ended
-            probe._ONE_AT_A_TIME.shutdown()  # as the end of an interpreter does, which a fork does not reach
+            machine_probe._ONE_AT_A_TIME.shutdown()  # as the end of an interpreter does, which a fork does not reach
     finally:
         os._exit(status)
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from draftree import cost_estimate
 from draftree.cost_estimate import draft_size, identity, learnt_costs, target_size
-from draftree.costs import online, probe
+from draftree.costs import machine_probe, online
 from draftree.costs.curves import Costs, CostTable
 from draftree.costs.model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.online import Learner, OnlineCosts
@@ -364,26 +364,31 @@ def test_costs_are_written_once_a_minute(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_probe_takes_less_than_half_a_second_and_is_kept(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probe._probe.cache_clear()
-    found = probe.machine_speed(torch.device("cpu"), torch.float32)
+    machine_probe._probe.cache_clear()
+    found = machine_probe.machine_speed(torch.device("cpu"), torch.float32)
     assert found.bandwidth > 1e8
     assert found.rate > 1e8
     assert 0 < found.overhead < 1e-3
-    probe._probe.cache_clear()
-    monkeypatch.setattr(probe, "probe", lambda device, dtype: pytest.fail("it was probed again"))
-    assert probe.machine_speed(torch.device("cpu"), torch.float32) == found
-    probe._probe.cache_clear()
+    machine_probe._probe.cache_clear()
+    monkeypatch.setattr(
+        machine_probe, "probe", lambda device, dtype: pytest.fail("it was probed again")
+    )
+    assert machine_probe.machine_speed(torch.device("cpu"), torch.float32) == found
+    machine_probe._probe.cache_clear()
 
 
 def test_a_probe_of_a_busy_machine_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = replace(probe.HOST.assumed, rate=1e-4 * probe.HOST.assumed.rate)
-    probe._probe.cache_clear()
-    monkeypatch.setattr(probe, "probe", lambda device, dtype: slow)
-    assert probe.machine_speed(torch.device("cpu"), torch.float32) == slow
-    probe._probe.cache_clear()
-    monkeypatch.setattr(probe, "probe", lambda device, dtype: probe.HOST.assumed)
-    assert probe.machine_speed(torch.device("cpu"), torch.float32) == probe.HOST.assumed
-    probe._probe.cache_clear()
+    slow = replace(machine_probe.HOST.assumed, rate=1e-4 * machine_probe.HOST.assumed.rate)
+    machine_probe._probe.cache_clear()
+    monkeypatch.setattr(machine_probe, "probe", lambda device, dtype: slow)
+    assert machine_probe.machine_speed(torch.device("cpu"), torch.float32) == slow
+    machine_probe._probe.cache_clear()
+    monkeypatch.setattr(machine_probe, "probe", lambda device, dtype: machine_probe.HOST.assumed)
+    assert (
+        machine_probe.machine_speed(torch.device("cpu"), torch.float32)
+        == machine_probe.HOST.assumed
+    )
+    machine_probe._probe.cache_clear()
 
 
 def test_a_machine_that_cannot_be_probed_is_assumed(
@@ -392,11 +397,17 @@ def test_a_machine_that_cannot_be_probed_is_assumed(
     def fail(device: torch.device, dtype: torch.dtype) -> Speed:
         raise RuntimeError("out of memory")
 
-    probe._probe.cache_clear()
-    monkeypatch.setattr(probe, "probe", fail)
-    assert probe.machine_speed(torch.device("cpu"), torch.float64) == probe.HOST.assumed
-    assert probe.select_workload(torch.device("cuda")).assumed == probe.ACCELERATOR.assumed
-    probe._probe.cache_clear()
+    machine_probe._probe.cache_clear()
+    monkeypatch.setattr(machine_probe, "probe", fail)
+    assert (
+        machine_probe.machine_speed(torch.device("cpu"), torch.float64)
+        == machine_probe.HOST.assumed
+    )
+    assert (
+        machine_probe.select_workload(torch.device("cuda")).assumed
+        == machine_probe.ACCELERATOR.assumed
+    )
+    machine_probe._probe.cache_clear()
 
 
 class PretendedGPU(TorchFunctionMode):
@@ -448,10 +459,10 @@ def test_a_gpu_is_probed_by_works_that_take_longer_than_their_launch(
 ) -> None:
     """Its libraries take longer to set up than all works together, and its cache holds what a CPU's does not."""
     gpu = PretendedGPU(speed)
-    monkeypatch.setattr(probe, "time_work", gpu.timed)
+    monkeypatch.setattr(machine_probe, "time_work", gpu.timed)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     with gpu:
-        found = probe.probe(torch.device("cuda"), torch.bfloat16)
+        found = machine_probe.probe(torch.device("cuda"), torch.bfloat16)
     assert found.bandwidth == pytest.approx(speed.bandwidth, rel=0.25)
     assert found.rate == pytest.approx(speed.rate, rel=0.25)
     assert found.overhead == pytest.approx(speed.overhead, rel=0.01)
@@ -461,18 +472,20 @@ def test_the_probe_is_of_the_device_that_the_target_will_be_on(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probed: list[str] = []
-    monkeypatch.setattr(probe, "_full_name", lambda device: f"{device}:0")
+    monkeypatch.setattr(machine_probe, "_full_name", lambda device: f"{device}:0")
     monkeypatch.setattr(
-        probe, "probe", lambda device, dtype: probed.append(str(device)) or Speed(1.0, 1.0, 1.0)
+        machine_probe,
+        "probe",
+        lambda device, dtype: probed.append(str(device)) or Speed(1.0, 1.0, 1.0),
     )
-    monkeypatch.setattr(probe, "machine", lambda device: {"device": str(device)})
+    monkeypatch.setattr(machine_probe, "machine", lambda device: {"device": str(device)})
     for there in (True, False):
-        probe._probe.cache_clear()
+        machine_probe._probe.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        probe.start_probe(None, torch.float32)
-        probe.machine_speed(torch.device("cuda" if there else "cpu"), torch.float32)
+        machine_probe.start_probe(None, torch.float32)
+        machine_probe.machine_speed(torch.device("cuda" if there else "cpu"), torch.float32)
     assert probed == ["cuda:0", "cpu:0"]
-    probe._probe.cache_clear()
+    machine_probe._probe.cache_clear()
 
 
 def test_sizes_count_the_weights_of_a_pass(target: Target) -> None:

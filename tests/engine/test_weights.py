@@ -10,7 +10,7 @@ from draftree.engine import load, usual_drafter
 from draftree.errors import UserError
 from draftree.policies.c2t import C2T
 from draftree.registry import build
-from draftree.target.names import shipped, shipped_folder, shipped_name
+from draftree.target.target_names import shipped, shipped_folder, shipped_name
 from draftree.weights import GROUP, INSTALL, demo_folder, weights_folder
 from packages import install
 

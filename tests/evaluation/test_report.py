@@ -22,7 +22,7 @@ from draftree.evaluation.drafter_calibration import (
 )
 from draftree.evaluation.target_trace import Text
 from draftree.request import Request
-from draftree.target.names import shipped_folder
+from draftree.target.target_names import shipped_folder
 from draftree.testing.fakes import Always, tiny_target
 
 pytest.importorskip("jinja2")

@@ -32,7 +32,7 @@ from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
@@ -362,7 +362,9 @@ def test_a_shipped_drafter_goes_by_its_name(
     (tmp_path / "eagle" / "config.json").write_text(
         (tmp_path / "eagle" / "config.json").read_text().replace(json.dumps(str(folder)), '"demo"')
     )
-    monkeypatch.setattr("draftree.target.names.demo_folder", lambda name="target": tmp_path / name)
+    monkeypatch.setattr(
+        "draftree.target.target_names.demo_folder", lambda name="target": tmp_path / name
+    )
     monkeypatch.setattr(
         "draftree.training.export.shipped_folder",
         lambda _, name: tmp_path / name if name == "eagle" else None,

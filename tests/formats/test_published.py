@@ -8,7 +8,7 @@ import pytest
 from draftree.engine import usual_drafter
 from draftree.formats.known_checkpoints import published, published_for
 from draftree.registry import names
-from draftree.target.names import shipped, shipped_folder
+from draftree.target.target_names import shipped, shipped_folder
 
 
 def test_each_has_a_method_and_a_source() -> None:

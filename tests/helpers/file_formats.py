@@ -32,7 +32,7 @@ from checkpoint_layouts import LAYOUTS, there
 from draftree import cost_estimate
 from draftree.cli import arguments
 from draftree.cli.app import main
-from draftree.costs import probe
+from draftree.costs import machine_probe
 from draftree.costs.curves import Costs, CostTable
 from draftree.costs.model import PassShape, Speed
 from draftree.costs.online import OnlineCosts
@@ -42,7 +42,7 @@ from draftree.data.samples import Sample
 from draftree.drafters.aded import ADED
 from draftree.drafters.base import TrainableMethod
 from draftree.drafters.rest import REST, RESTDrafter, load_corpus
-from draftree.drafters.retrieval.datastore import DatastoreMethod
+from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import LONGEST, DraftreeError, UserError
@@ -55,7 +55,7 @@ from draftree.policies.static import Static
 from draftree.registry import build, names, part
 from draftree.request import Request
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
-from draftree.target import exactness, gguf
+from draftree.target import batch_invariance_choice, gguf
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.testing.conformance import COSTS
 from draftree.text.option_fields import Parameters
@@ -359,25 +359,25 @@ def findings(folder: Path) -> None:
     """Write what is found out about a machine and a model into a cache folder."""
     with (
         mock.patch.dict("os.environ", {"DRAFTREE_CACHE": str(folder)}),
-        mock.patch.object(probe, "probe", return_value=SPEED),
+        mock.patch.object(machine_probe, "probe", return_value=SPEED),
     ):
-        probe._known_speed("cpu", torch.float32)
-        exactness.probe_batch_invariance(target("llama").decoder, priced=True)
+        machine_probe._known_speed("cpu", torch.float32)
+        batch_invariance_choice.probe_batch_invariance(target("llama").decoder, priced=True)
         packed_linear.second_is_faster("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
 def refound(folder: Path) -> None:
     with (
         mock.patch.dict("os.environ", {"DRAFTREE_CACHE": str(folder)}),
-        mock.patch.object(probe, "probe", return_value=SPEED),
+        mock.patch.object(machine_probe, "probe", return_value=SPEED),
     ):
         size = cost_estimate.target_size(target("llama").decoder)
         assert (
             0
-            < size.estimate(probe._known_speed("cpu", torch.float32), PassShape(4, 50, 1))
+            < size.estimate(machine_probe._known_speed("cpu", torch.float32), PassShape(4, 50, 1))
             < math.inf
         )
-        exactness.probe_batch_invariance(target("llama").decoder, priced=True)
+        batch_invariance_choice.probe_batch_invariance(target("llama").decoder, priced=True)
         packed_linear.second_is_faster("kernels", {}, lambda: (lambda: None, lambda: None))
 
 

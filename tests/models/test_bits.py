@@ -18,12 +18,12 @@ from draftree.doctor.determinism import describe_layer
 from draftree.engine import Engine
 from draftree.evaluation.compare import bits
 from draftree.models.batch_invariant import BatchInvariantRunner
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths
 from draftree.registry import build
-from draftree.target import exactness
-from draftree.target.exactness import price, probe_batch_invariance, resolve_exactness
+from draftree.target import batch_invariance_choice
+from draftree.target.batch_invariance_choice import price, probe_batch_invariance, resolve_exactness
 from draftree.utils.files import cache_folder
 from folders import target_folder
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> str:
 def costing(share: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Plants a price; what is returned grows when it is asked for."""
     asked = list[float]()
-    monkeypatch.setattr(exactness, "price", lambda *_: asked.append(share) or share)
+    monkeypatch.setattr(batch_invariance_choice, "price", lambda *_: asked.append(share) or share)
     return asked
 
 
@@ -93,9 +93,9 @@ def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
     assert load(dtype="float32") == (torch.float32, None)
     assert load(adapter=None) == (torch.bfloat16, "bits")
     monkeypatch.setattr(
-        exactness,
+        batch_invariance_choice,
         "probe_batch_invariance",
-        lambda *_, **__: (None, exactness.Findings({"Odd": None}, None)),
+        lambda *_, **__: (None, batch_invariance_choice.Findings({"Odd": None}, None)),
     )
     assert load() == (torch.float32, None)  # bits cannot be kept
     with pytest.raises(UserError, match="other bits in company, in its Odd"):
@@ -225,7 +225,9 @@ def test_other_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(exactness, "first_variant_layer", lambda *_: "from layer 1 on (X)")
+    monkeypatch.setattr(
+        batch_invariance_choice, "first_variant_layer", lambda *_: "from layer 1 on (X)"
+    )
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
     with caplog.at_level(logging.INFO, "draftree"):
         assert resolve_exactness(decoder, "x", None) == (None, "ties")

@@ -23,9 +23,9 @@ from draftree.engine import load, plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
 from draftree.models.batch_invariant import first_variant_layer
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.fused_modules import accelerate, layer_kinds
+from draftree.models.fused_cpu_modules import accelerate, layer_kinds
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.int4_linear import round_to_four_bits
 from draftree.models.kv_cache import SlotCache

@@ -26,11 +26,11 @@ from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
 from draftree.models import supported_architectures
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.models.recurrent import recurrences, ssm_functions, state_cache
 from draftree.models.recurrent.recurrences import Stash
 from draftree.models.recurrent.state_cache import Snapshot, States
-from draftree.models.recurrent.tree_paths import Paths
+from draftree.models.recurrent.token_ancestors import Paths
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
 from draftree.target.target import HiddenStateSpec, Target

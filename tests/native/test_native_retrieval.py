@@ -26,7 +26,7 @@ SUFFIX_LIMITS = st.builds(
     st.sampled_from([0.0, 0.1, 0.3]),
     st.integers(1, 9),
 )
-for module in ("drafters.retrieval.suffix_expand", "policies.mcts"):
+for module in ("drafters.retrieval.suffix_match_expansion", "policies.mcts"):
     import_module(f"draftree.{module}")  # enters its functions in REFERENCES
 
 

@@ -24,7 +24,7 @@ from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.options import Limits, ServeOptions
 from draftree.serving.worker import IDLE_SECONDS
-from draftree.target.names import smollm2_file
+from draftree.target.target_names import smollm2_file
 from serving import Apart, Running, served, served_apart
 
 DRAFTER, POLICY = "edd", "eagle2:nodes=8,depth=3"

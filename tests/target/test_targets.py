@@ -27,15 +27,20 @@ from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import DEFAULT_PARTS, usual_drafter, usual_policy
 from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.models.int4_linear import Int4Linear, quantise_weight, round_to_four_bits
 from draftree.models.load_options import Loading
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import names
-from draftree.target import gguf
-from draftree.target import names as target_names
-from draftree.target.names import FILE, SMOLLM2_HUB_ID, location, shipped_folder, shipped_name
+from draftree.target import gguf, target_names
+from draftree.target.target_names import (
+    FILE,
+    SMOLLM2_HUB_ID,
+    location,
+    shipped_folder,
+    shipped_name,
+)
 from draftree.utils.files import cache_folder
 from draftree.weights import demo_folder
 from folders import TEMPLATE, byte_tokenizer, target_folder

@@ -34,7 +34,7 @@ from draftree.training.synthesize import (
     select_questions,
     synthesize,
 )
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from folders import byte_tokenizer, talking_folder, target_folder
 
 HOW = Synthesis(count=12, tokens=16, rows=8, seed=2)

@@ -42,7 +42,7 @@ from draftree.training.feature_cache import Shards
 from draftree.training.regenerate import ABOUT, FILE, PARTS, Regeneration, prompts, regenerate
 from draftree.training.teacher import Teacher
 from draftree.training.trainer import Plan, Progress, train
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from folders import byte_tokenizer, talking_folder, target_folder
 
 CLOSE = 1e-12

@@ -23,7 +23,7 @@ from draftree.registry import build
 from draftree.sampling.grammar import Grammar
 from draftree.target.target import Target
 from draftree.text.options import Options
-from draftree.utils.progress import Tell
+from draftree.utils.progress_callback import Tell
 
 T = TypeVar("T")
 

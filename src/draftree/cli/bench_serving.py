@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from draftree.evaluation.grid import Cell
     from draftree.request import Request
     from draftree.scheduling.options import SchedulerOptions
-    from draftree.utils.progress import Tell
+    from draftree.utils.progress_callback import Tell
 
 
 def serve_arrivals(

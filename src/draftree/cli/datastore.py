@@ -81,9 +81,9 @@ def show_datastore(
 ) -> None:
     """Show what a datastore was built from, how, and for which tokenizer."""
     from draftree.cli import terminal
-    from draftree.drafters.retrieval import datastore
+    from draftree.drafters.retrieval import datastore_drafter
 
-    note = datastore.read_note(folder)
+    note = datastore_drafter.read_note(folder)
     if as_json:
         return emit(note)
     rows = [

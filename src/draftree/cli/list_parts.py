@@ -8,7 +8,7 @@ import typer
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson
 from draftree.errors import UnknownName, UserError
-from draftree.target.names import DEMO, SMOLLM2
+from draftree.target.target_names import DEMO, SMOLLM2
 
 MODEL_FORMS = {
     "demo": "a small model to try things on, with trained drafters; in the package draftree-weights",
@@ -99,7 +99,7 @@ def list_drafters(
     from draftree.cli import terminal
     from draftree.cli.console import remark
     from draftree.formats.known_checkpoints import published, published_for
-    from draftree.target.names import shipped
+    from draftree.target.target_names import shipped
 
     own = [
         {"target": name, "drafter": method, "source": "draftree"}

@@ -134,7 +134,7 @@ def parts(
     """
     from draftree.evaluation.paper_recipes import TRAINED
     from draftree.registry import names
-    from draftree.target.names import shipped, shipped_folder, shipped_name
+    from draftree.target.target_names import shipped, shipped_folder, shipped_name
 
     given, told = (
         dict(item.partition("=")[::2] for item in asked.named),

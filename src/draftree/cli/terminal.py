@@ -33,8 +33,8 @@ from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
 from draftree.request import Origin
 from draftree.text.completion import Token
-from draftree.utils.progress import Tell, duration
-from draftree.utils.progress import mute_announcements as progress_shown
+from draftree.utils.progress_callback import Tell, duration
+from draftree.utils.progress_callback import mute_announcements as progress_shown
 
 FEW_NODES_PER_STEP = 0.1
 """Number of drafted nodes per step below which a summary says that almost nothing was drafted."""

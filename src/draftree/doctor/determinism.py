@@ -9,10 +9,15 @@ import torch
 
 from draftree.models.batch_invariant import Kind
 from draftree.models.invariant_widths import Widths
-from draftree.target.exactness import CONTEXT, MAX_DEFAULT_SLOWDOWN, price, probe_batch_invariance
+from draftree.target.batch_invariance_choice import (
+    CONTEXT,
+    MAX_DEFAULT_SLOWDOWN,
+    price,
+    probe_batch_invariance,
+)
 from draftree.target.target import Target
 from draftree.utils.hardware import time_interleaved
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 WIDTHS, CONTEXTS = (1, 16), (256, 2048, 8000)
 """Numbers of tokens in the passes whose costs are reported, and numbers of context tokens before

@@ -42,10 +42,10 @@ from draftree.errors import UserError
 from draftree.evaluation.target_trace import Text
 from draftree.evaluation.teacher_forcing import DEPTHS, ComparedDrafts, drive
 from draftree.formats.checkpoint import Checkpoint, fingerprint
-from draftree.target.attention_strength import MIN_OUTPUT_NORM, Attending, measure_attention
+from draftree.target.attention_contribution import MIN_OUTPUT_NORM, Attending, measure_attention
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.utils.hardware import describe_contention
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 BLOCKS = ((1, 0), (5, 0), (4, 3))
 """Blocks for which the training forward is compared with decoding, as (length in tokens, number of

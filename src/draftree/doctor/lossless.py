@@ -52,7 +52,7 @@ from draftree.request import Request
 from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Knobs, knob
 
 ERROR_LEVEL = 1e-3

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from draftree.drafters.base import Drafter, replace_slots, select_slots, slots_or_all
 from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Weighting, successors
-from draftree.drafters.retrieval.datastore import DatastoreMethod, Documents
+from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod, Documents
 from draftree.drafters.retrieval.ngram_build import GramSettings, build, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams, width_of
 from draftree.errors import UnknownName, UserError

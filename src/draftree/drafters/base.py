@@ -29,7 +29,7 @@ from draftree.formats.checkpoint import (
     fingerprint,
     resolve_checkpoint,
 )
-from draftree.models.fused_modules import accelerate
+from draftree.models.fused_cpu_modules import accelerate
 from draftree.models.graph_capture import Capture, Weights
 from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import DTypeName

@@ -22,7 +22,7 @@ from typing_extensions import override
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import TargetHead, check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
-from draftree.drafters.neural.feature_model import PairNet
+from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.llama_modules import (
     Rotary,
     export_config,

@@ -20,7 +20,6 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.candidate_head import CandidateHead
 from draftree.drafters.neural.draft_vocabulary import (
     check_map,
     check_size,
@@ -29,7 +28,7 @@ from draftree.drafters.neural.draft_vocabulary import (
     offsets,
 )
 from draftree.drafters.neural.feature_drafter import PairDrafter
-from draftree.drafters.neural.feature_model import PairNet
+from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.llama_modules import (
     CACHE,
     Rotary,
@@ -40,11 +39,12 @@ from draftree.drafters.neural.llama_modules import (
     stored_shape,
 )
 from draftree.drafters.neural.losses import predicting_positions, soft_cross_entropy
+from draftree.drafters.neural.low_rank_head import CandidateHead
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
-from draftree.models.fused_modules import run_native, usable
+from draftree.models.fused_cpu_modules import run_native, usable
 from draftree.models.native_layers import PreparedLayer, finish_layer
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints

@@ -33,8 +33,8 @@ from draftree.drafters.neural.transformer_drafter import (
 )
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models.decoder import Decoder
-from draftree.target.attention_strength import AUTO, Attending, measure_attention
+from draftree.models.causal_lm import Decoder
+from draftree.target.attention_contribution import AUTO, Attending, measure_attention
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree
 from draftree.utils.hardware import to_device

@@ -27,7 +27,7 @@ from typing_extensions import override
 from draftree.drafters.base import Batch, Stage, TrainableMethod, slots_or_all
 from draftree.drafters.neural.draft_state import SPARE_SLOTS
 from draftree.drafters.neural.draft_vocabulary import check_map, check_size
-from draftree.drafters.neural.heads import (
+from draftree.drafters.neural.head_drafter import (
     HeadsDrafter,
     HeadsNet,
     ResBlock,
@@ -35,7 +35,7 @@ from draftree.drafters.neural.heads import (
     lm_head,
     make_candidates,
 )
-from draftree.drafters.neural.heads_on_device import HeadLayers
+from draftree.drafters.neural.head_drafter_on_device import HeadLayers
 from draftree.drafters.neural.llama_modules import (
     Rotary,
     initialise,

@@ -13,7 +13,7 @@ from draftree.drafters.base import Method
 from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.drafters.neural.transformer_drafter import LanguageModelDrafter
 from draftree.errors import UserError
-from draftree.models.decoder import one_layer
+from draftree.models.causal_lm import one_layer
 from draftree.target.target import Target
 from draftree.tree import DraftVocab
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import check_map, check_size
-from draftree.drafters.neural.heads import (
+from draftree.drafters.neural.head_drafter import (
     HeadsDrafter,
     HeadsNet,
     ResBlock,
@@ -28,7 +28,7 @@ from draftree.drafters.neural.heads import (
     lm_head,
     make_candidates,
 )
-from draftree.drafters.neural.heads_on_device import HeadLayers
+from draftree.drafters.neural.head_drafter_on_device import HeadLayers
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.medusa import (

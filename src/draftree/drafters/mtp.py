@@ -26,12 +26,12 @@ from typing_extensions import override
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import TargetHead, check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
-from draftree.drafters.neural.feature_model import PairNet
+from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.drafters.neural.transformer_drafter import check_attends
 from draftree.errors import UserError
 from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
-from draftree.models.decoder import Decoder, one_layer
+from draftree.models.causal_lm import Decoder, one_layer
 from draftree.models.hf_runner import UNNORMED
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints

@@ -29,7 +29,7 @@ from draftree.drafters.neural.draft_vocabulary import (
     most_frequent_tokens,
 )
 from draftree.drafters.neural.feature_drafter import PairReader, PairState
-from draftree.drafters.neural.heads import group_by_depth, make_candidates
+from draftree.drafters.neural.head_drafter import group_by_depth, make_candidates
 from draftree.drafters.neural.llama_modules import (
     Rotary,
     export_config,

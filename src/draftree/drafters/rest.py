@@ -9,7 +9,11 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.drafters.base import Drafter, select_slots
-from draftree.drafters.retrieval.datastore import DatastoreMethod, Documents, fits_vocabulary
+from draftree.drafters.retrieval.datastore_drafter import (
+    DatastoreMethod,
+    Documents,
+    fits_vocabulary,
+)
 from draftree.drafters.retrieval.suffix_array import (
     END,
     Corpus,

@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.drafters.base import Drafter, Method, select_slots, slots_or_all
-from draftree.drafters.retrieval.suffix_expand import children, descendants
+from draftree.drafters.retrieval.suffix_match_expansion import children, descendants
 from draftree.drafters.retrieval.suffix_tree import Draft, Int32s, Limits, Outputs, draft
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
 from draftree.models.kv_cache import SlotCache

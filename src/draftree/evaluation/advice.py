@@ -20,7 +20,7 @@ from draftree.evaluation.bootstrap import ResultRow
 from draftree.evaluation.grid import Cell, PromptResult
 from draftree.evaluation.trace_store import Recordings
 from draftree.request import Request
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 Pair = tuple[str, str]
 """Specs of a drafter and a policy."""

@@ -30,7 +30,7 @@ from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.tree import Ints
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 TEXTS_PER_BATCH = 8
 """Number of texts that are replayed in one batch when a drafter's quality is measured."""

@@ -23,7 +23,7 @@ from draftree.evaluation.trace_store import Recordings, identity, key
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.request import Request
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Range
 
 SPREAD, LEAST_SPREAD = 4, 8

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import draftree
-from draftree.models.fused_modules import replaced_kinds
+from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.packed_linear import packed_shapes
 from draftree.target.target import Target
 from draftree.utils.hardware import machine

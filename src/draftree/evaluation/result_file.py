@@ -13,7 +13,7 @@ from draftree.evaluation.bootstrap import ResultRow
 from draftree.evaluation.grid import Cell, PromptResult
 from draftree.evaluation.result_rows import Prices
 from draftree.evaluation.roofline import Machine, count_draft_reads
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.viewer.token_text import Spellings, mark_line_ends
 
 STORED_TEXTS = 3

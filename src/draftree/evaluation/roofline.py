@@ -34,7 +34,7 @@ from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
 from draftree.tree import AcceptResult, Tree
 from draftree.utils.files import Entries, as_user_error, read_object
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Part, knob
 
 FOLDER = Path(__file__).parents[1] / "machines"

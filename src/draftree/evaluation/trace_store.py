@@ -37,7 +37,7 @@ from draftree.utils.files import (
     replace_file,
     write_text,
 )
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 FORMAT = 1
 TEXTS_PER_BATCH = 8

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from draftree.errors import DraftreeWarning, UserError, format_value
-from draftree.target.names import missing_package, shipped_folder
 from draftree.target.target import Target
+from draftree.target.target_names import missing_package, shipped_folder
 from draftree.utils import files
 from draftree.utils.files import Entries, as_user_error, fill_folder, read_object
 

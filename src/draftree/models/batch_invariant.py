@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
+from draftree.models.invariant_experts import are_experts, expert, make_expert_forward
 from draftree.models.invariant_widths import Made, Rows, Widths, find_elementwise_widths, widths
 from draftree.models.load_options import EXACT
-from draftree.models.moe import are_experts, expert, make_expert_forward
 from draftree.models.native_linear import NativeLinear
 from draftree.models.packed_linear import KernelLinear
 from draftree.models.runner import ModelRunner, Outputs
-from draftree.models.shared_weights import share_weights
+from draftree.models.weight_sharing_copy import share_weights
 
 CHUNK_SIZES = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
 """Lengths of the parts in which a test text is read; the result is compared with a single pass."""

@@ -20,6 +20,7 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from typing_extensions import override
 
 from draftree.errors import UserError
+from draftree.models.distributed_models import input_device, move_to_device
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.graph_capture import (
     Capture,
@@ -30,11 +31,11 @@ from draftree.models.graph_capture import (
     Weights,
 )
 from draftree.models.kv_cache import SlotCache, Writer
-from draftree.models.llama_layers import LlamaLayers
+from draftree.models.llama_gpu_layers import LlamaLayers
+from draftree.models.padded_pass import run_pass
 from draftree.models.recurrent.cache_probe import Recorder, StoredShapes
 from draftree.models.recurrent.ssm_functions import PassFunctions, dispatch_functions, use_functions
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
-from draftree.models.spread import input_device, move_to_device
 from draftree.models.supported_architectures import (
     FULL,
     LENGTH_DEPENDENT_ROPE,
@@ -42,7 +43,6 @@ from draftree.models.supported_architectures import (
     cache_argument,
     entry,
 )
-from draftree.models.tree_pass import run_pass
 
 UNNORMED = 2**16
 """Index of a hidden state that transformers lacks: the last layer's output before the norm."""

@@ -126,7 +126,7 @@ class Loading(Source):
             (`batch_invariant.py`). `ties` leaves attention and layers as they are: if two tokens
             are almost equally likely, a tree may give another token than plain decoding. The
             default is `bits` in half precision if a step then takes at most 2 % longer
-            (`target/exactness.py`), else `ties`.
+            (`target/batch_invariance_choice.py`), else `ties`.
         kernels: the kernels of linear layers on a CPU (`packed_linear.py`); by default torch's or
             oneDNN's, whichever is faster for each shape.
         compile: whether the layers of target and drafter are compiled. On a CPU native kernels then

@@ -21,7 +21,7 @@ from typing_extensions import override
 from draftree.errors import UnknownName, UserError
 from draftree.kernels.mlp import confidences
 from draftree.policies.base import Layered, append, path_log_q, top
-from draftree.target.names import DEMO, missing_package, shipped_folder
+from draftree.target.target_names import DEMO, missing_package, shipped_folder
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
 from draftree.utils.files import Entries, as_user_error, fill_folder, read_object
 from draftree.utils.validated_dataclass import knob

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
+from draftree.models.distributed_models import is_spread
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.fused_modules import replace_modules
+from draftree.models.fused_cpu_modules import replace_modules
 from draftree.models.load_options import Loading
 from draftree.models.packed_linear import TIMED_BATCH_SIZES, second_is_faster, use_kernels
 from draftree.models.runner import ModelRunner
-from draftree.models.spread import is_spread
 from draftree.native import variant
 
 GENERIC = "generic"

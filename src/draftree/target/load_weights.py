@@ -12,7 +12,7 @@ from draftree.errors import UserError, format_value
 from draftree.models.load_options import Loading
 from draftree.models.quantization_support import refuse_missing_packages
 from draftree.target.hub import locate_model
-from draftree.target.names import known_as
+from draftree.target.target_names import known_as
 from draftree.utils.files import as_user_error, check_value, tensor_shapes
 
 

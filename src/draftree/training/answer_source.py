@@ -16,7 +16,7 @@ from draftree.sampling.params import GREEDY, Sampling
 from draftree.target.target import Target
 from draftree.text.stop_strings import StopStrings, StopTexts
 from draftree.training.base import LOG
-from draftree.utils.progress import SILENT_SECONDS, duration
+from draftree.utils.progress_callback import SILENT_SECONDS, duration
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from draftree.target.target import Target
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 LOG = logging.getLogger("draftree")
 """Logger for messages about the progress of a job."""

@@ -10,7 +10,7 @@ from typing import Any
 import draftree
 from draftree.data.corpus import Documents, files
 from draftree.data.readers import Skipped
-from draftree.drafters.retrieval.datastore import DatastoreMethod, tokenizer_hash
+from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import command, commit
 from draftree.formats.checkpoint import ABOUT, CONFIG
@@ -18,7 +18,7 @@ from draftree.models.load_options import Source
 from draftree.registry import parts
 from draftree.target.target import tokenizer_of
 from draftree.utils.files import check_writable, replace_folder
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 MEGA = 1_000_000
 

@@ -30,10 +30,11 @@ from draftree.drafters.peagle import PEAGLEDrafter
 from draftree.errors import UnknownName, UserError
 from draftree.formats import block_drafters, medusa, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
 from draftree.registry import method_of, names, part, parts
 from draftree.target.hub import download_model, is_hub_id
-from draftree.target.names import (
+from draftree.target.target import Target
+from draftree.target.target_names import (
     DEMO,
     location,
     missing_package,
@@ -41,7 +42,6 @@ from draftree.target.names import (
     shipped_folder,
     shipped_name,
 )
-from draftree.target.target import Target
 from draftree.utils.files import Entries, as_user_error, replace_folder
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]

@@ -27,7 +27,7 @@ from draftree.models.kv_capture import KVCollector
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training.distributed import Processes
 from draftree.utils.files import as_user_error, nearest_existing, replace_file
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 SAMPLES_PER_FILE = 256
 """Number of samples in a file."""

@@ -45,7 +45,7 @@ from draftree.training.answer_source import (
 )
 from draftree.training.distributed import Processes
 from draftree.utils.files import append, read_object, write_text
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import check, knob
 
 FILE = "regenerated.jsonl"

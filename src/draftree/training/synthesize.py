@@ -29,7 +29,7 @@ from draftree.training.base import LOG
 from draftree.training.distributed import Processes
 from draftree.training.regenerate import digest
 from draftree.utils.files import append, as_user_error, read_object, write_text
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import check, knob
 
 FILE = "questions.jsonl"

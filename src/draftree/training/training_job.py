@@ -29,7 +29,7 @@ from draftree.training.openai_client import Remote, Server
 from draftree.training.regenerate import Regeneration, regenerate
 from draftree.training.synthesize import Synthesis, synthesize
 from draftree.utils.files import check_writable
-from draftree.utils.progress import SILENT_SECONDS, Tell, duration, ignore_progress
+from draftree.utils.progress_callback import SILENT_SECONDS, Tell, duration, ignore_progress
 
 
 def make_plan(

@@ -28,7 +28,7 @@ from draftree.request import Emitted, Request
 from draftree.target.target import Target
 from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Tree, TreeBudget
 from draftree.utils.files import as_user_error, read_object, replace_file, write_text
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import check, knob, parse_options
 
 VERIFIED = 60

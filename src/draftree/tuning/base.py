@@ -17,7 +17,7 @@ from draftree.registry import build, files, in_file
 from draftree.target.target import Target
 from draftree.training.base import Fitted, Job
 from draftree.utils.files import check_writable, lock_file_in, lock_output
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 
 
 class Tuning(Job):

@@ -40,7 +40,7 @@ from draftree.tuning._tree_dataset import (
 )
 from draftree.tuning.base import Tuning
 from draftree.utils.files import fill_folder, lock_file_in, lock_output
-from draftree.utils.progress import Tell, ignore_progress
+from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Knobs as Checked
 from draftree.utils.validated_dataclass import knob
 

@@ -36,7 +36,7 @@ from draftree.training.base import Fitted, items
 from draftree.tree import MAX_NODES, Bools, Floats, Ints
 from draftree.tuning._static_tree_search import Paths, Shape, fastest_tree, make_search
 from draftree.tuning.base import Tuning
-from draftree.utils.progress import Tell
+from draftree.utils.progress_callback import Tell
 from draftree.utils.validated_dataclass import check, knob, parse_options
 
 ROUNDS = 6

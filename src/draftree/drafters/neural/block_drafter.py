@@ -25,7 +25,7 @@ from draftree.drafters.neural.draft_vocabulary import (
     check_size,
     expand_logits,
 )
-from draftree.drafters.neural.heads import group_by_depth, make_candidates
+from draftree.drafters.neural.head_drafter import group_by_depth, make_candidates
 from draftree.drafters.neural.llama_modules import SIZES, make_one_layer_config
 from draftree.drafters.neural.training_masks import block_starts
 from draftree.errors import UserError

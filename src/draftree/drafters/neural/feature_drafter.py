@@ -43,7 +43,7 @@ from draftree.drafters.neural.feature_drafter_on_device import (
     PairPasses,
     known_features,
 )
-from draftree.drafters.neural.feature_model import PairNet
+from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.llama_modules import Rotary
 from draftree.drafters.neural.training_masks import (
     additive,

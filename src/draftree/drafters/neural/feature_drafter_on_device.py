@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from draftree.drafters.neural.draft_state import CachingLayers, Decoding, Pick
-from draftree.drafters.neural.feature_model import PairNet
+from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.graph_capture import Capture, Epilogue, InputTensors, OutputTensors, Weights
 from draftree.models.kv_cache import SlotCache, Writer
-from draftree.models.tree_pass import run_pass
+from draftree.models.padded_pass import run_pass
 from draftree.target.device_tree import Choose, Nodes
 from draftree.tree import Ints, Tree
 from draftree.utils.hardware import to_device

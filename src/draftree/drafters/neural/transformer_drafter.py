@@ -24,7 +24,6 @@ from draftree.drafters.base import (
     replace_slots,
     slots_or_all,
 )
-from draftree.drafters.neural.candidate_head import CandidateHead
 from draftree.drafters.neural.draft_state import (
     SPARE_SLOTS,
     DecoderLayers,
@@ -42,9 +41,10 @@ from draftree.drafters.neural.draft_vocabulary import (
     TargetHead,
     check_size,
 )
+from draftree.drafters.neural.low_rank_head import CandidateHead
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
-from draftree.models.decoder import Decoder, one_layer, pretrained
+from draftree.models.causal_lm import Decoder, one_layer, pretrained
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.kernel_choice import choose_kernels

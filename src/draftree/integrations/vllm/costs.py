@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from draftree.cost_estimate import LOOKUP_SIZE, OPERATIONS
+from draftree.costs.machine_probe import machine_speed
 from draftree.costs.model import Size
 from draftree.costs.online import Learner, OnlineCosts
-from draftree.costs.probe import machine_speed
 from draftree.drafters.base import Drafter
 from draftree.utils.hardware import machine, measurement_path
 

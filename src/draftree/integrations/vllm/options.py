@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Drafter, Method, TrainableMethod
-from draftree.drafters.retrieval.datastore import DatastoreMethod
+from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod
 from draftree.errors import UnknownName, UserError, format_value
 from draftree.policies.base import Policy
 from draftree.policies.yield_ import Yield

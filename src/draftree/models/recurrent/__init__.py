@@ -8,7 +8,7 @@ commit adds the accepted path.
 | file | content |
 |---|---|
 | `state_cache.py` | the interface: `States` (begin, keep, mark, back) of a cache, `Pass` of a forward pass |
-| `tree_paths.py` | `Paths`: the ancestors of each token of a pass |
+| `token_ancestors.py` | `Paths`: the ancestors of each token of a pass |
 | `recurrences.py` | the recurrences along a tree: gated delta rule, Mamba-2, Mamba-1, convolution |
 | `ssm_functions.py` | transformers' functions of such layers, replaced in passes of draftree over trees |
 | `cache_probe.py` | the states that a model keeps, found by a pass over one token |

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftree.models.recurrent.tree_paths import Paths
+from draftree.models.recurrent.token_ancestors import Paths
 
 Parts = Mapping[str, Tensor]
 """The tensors of a stash by name: [R, H, M, …] for all slots, or [H, p, …] for one path."""

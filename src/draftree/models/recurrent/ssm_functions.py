@@ -31,7 +31,7 @@ from draftree.models.recurrent.recurrences import (
     ssd_tree,
 )
 from draftree.models.recurrent.state_cache import Final, Pass
-from draftree.models.shared_weights import Model, share_weights
+from draftree.models.weight_sharing_copy import Model, share_weights
 
 Stock = Callable[..., Any]
 Known = TypeVar("Known", bound="Functions")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.recurrent.recurrences import Stash
-from draftree.models.recurrent.tree_paths import Paths
+from draftree.models.recurrent.token_ancestors import Paths
 from draftree.tree import Ints
 
 Key = tuple[int, int]

@@ -1,4 +1,4 @@
-// The loops of `drafters/retrieval/suffix_tree.py` and `suffix_expand.py`.
+// The loops of `drafters/retrieval/suffix_tree.py` and `suffix_match_expansion.py`.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -19,12 +19,12 @@ import torch
 
 from draftree.errors import UserError
 from draftree.models.batch_invariant import BatchInvariantRunner, first_variant_layer
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import Decoder
+from draftree.models.distributed_models import is_spread
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.fused_modules import replaced_kinds
+from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.invariant_widths import Widths
 from draftree.models.packed_linear import packed_shapes
-from draftree.models.spread import is_spread
 from draftree.utils.files import Entries, as_user_error, read_object, write_text
 from draftree.utils.hardware import has_float64, machine, measurement_path, time_interleaved
 
