@@ -205,9 +205,15 @@ def check(requests: Sequence[Request], target: Target) -> None:
 
 
 def logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """Return the log-probability of each token after the node before it.
+    """Return a list with one `Logprob` for each new token.
 
-    Those of the `top` most likely tokens at the same place are included.
+    Each also contains the most likely tokens in the same place, with their log-probabilities.
+
+    Args:
+        p: the target's distributions after the nodes.
+        kept: the node after which each token follows.
+        tokens: the new tokens.
+        top: the number of most likely tokens.
     """
     found = []
     for node, token in zip(kept.tolist(), tokens, strict=False):

@@ -176,6 +176,11 @@ def residual(p: Tensor, q: Tensor, keep: float = 1.0) -> Tensor:
     """Return max(0, keep · p − q) [V], normalised: the residual distribution of rejection sampling.
 
     If the sum is 0, which only rounding causes, return p itself.
+
+    Args:
+        p: [V] the target's probabilities.
+        q: [V] the drafter's probabilities.
+        keep: a factor of p; 1 for the usual residual.
     """
     rest = (keep * p - q).clamp(min=0)
     mass = rest.sum()

@@ -37,7 +37,7 @@ class Remarks(logging.Handler):
 
 
 def quiet() -> None:
-    """Turn off the logs and progress bars of transformers, and print draftree's log as remarks.
+    """Turn off transformers' logs and progress bars; print draftree's log on standard error.
 
     Errors of transformers are reported as draftree's errors.
     """
@@ -88,8 +88,13 @@ def options(given: Mapping[str, Any]) -> Options:
 def file_text(option: str, path: str | Path, allowed: str) -> str:
     """Read the text of a file that an option names.
 
+    Args:
+        option: the name of the option, for the message.
+        path: the file.
+        allowed: words for the message that describe the allowed files.
+
     Raises:
-        UserError: the file cannot be read; the message contains `allowed`.
+        UserError: the file cannot be read.
     """
     try:
         return Path(path).read_text("utf-8")

@@ -92,7 +92,13 @@ def named_options(hint: str) -> set[str]:
 
 
 def add_command(hint: str, own: Mapping[str, Any], others: Mapping[str, Options]) -> str:
-    """Return a hint; if the typed command lacks the hint's options, name one that has them."""
+    """Return a hint, after the name of another command if only that one has the hint's options.
+
+    Args:
+        hint: the hint, which may name options.
+        own: options of the typed command.
+        others: options of each command.
+    """
     if (named := named_options(hint)) <= own.keys():
         return hint
     host = next((told for told, (flags, _) in others.items() if named <= flags.keys()), None)

@@ -88,7 +88,7 @@ def examine(target: Target, tell: Tell = ignore_progress) -> ExactReport:
     """Examine whether a target's logits are bitwise reproducible, layer by layer.
 
     Args:
-        target: target that was loaded with the attention of its own implementation.
+        target: the target, loaded with `exactness="ties"`, so that the model's own attention runs.
         tell: called with a description of the current work.
     """
     decoder = target.decoder

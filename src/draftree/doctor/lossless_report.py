@@ -124,7 +124,10 @@ class Report:
 
     @property
     def parted(self) -> tuple[tuple[str, FirstDifference], ...]:
-        """Return the first difference of every text that differs, with the name of its case."""
+        """Return (name of the test case, first difference from plain decoding) by text.
+
+        Only texts that differ from plain decoding's are included.
+        """
         return tuple((c.case, p) for c in self.compared for p in c.parted)
 
     @property

@@ -330,7 +330,12 @@ class Logits(Protocol):
     """A function that returns the target's logits at marked positions."""
 
     def __call__(self, at: Tensor, ids: Tensor | None = None, /) -> Tensor:
-        """Return logits [M, V] after the tokens marked in `at` [B, T]; [M, V′] of given ids."""
+        """Return the target's logits [M, V] after M marked tokens of a batch.
+
+        Args:
+            at: [B, T] marks the M tokens.
+            ids: [V′] token ids; if given, only their logits are returned, [M, V′].
+        """
         ...
 
 

@@ -172,9 +172,10 @@ class PEAGLENet(FusingNet):
         values: the config of the layers.
         knobs: the options; they give the number of layers, the mask token and the draft vocabulary.
         target: the target, whose embedding is used.
-        reads: indices of the entries of its `hidden_states` that are fused.
+        reads: indices of the entries of the target's `hidden_states` that are fused.
         embedding: whether the checkpoint contains an embedding.
-        normed: whether the first layer's residual is the output of the norm over the feature.
+        normed: whether the residual of the first layer is the feature (the fused hidden states)
+            after its norm, rather than before it.
     """
 
     def __init__(

@@ -223,10 +223,14 @@ def comparable_pairs(result: Mapping[str, Any], of: str, name: str, by: str) -> 
 
 
 def compare_to_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list[RowComparison]:
-    """Compare each row with a drafter to plain decoding at the same temperature on its machine.
+    """Compare each row with a drafter to plain decoding at the same temperature and machine.
 
-    Rows that do not store the total `by` for each prompt are left out. For `counted_seconds`, the
-    seconds of plain decoding are counted with the cost curve of the row's drafter.
+    Rows that do not store the total for each prompt are left out.
+
+    Args:
+        result: a saved result.
+        by: the total to compare; see `paired`. For `counted_seconds` (seconds from a cost curve,
+            not from the clock), plain decoding uses the cost curve of the row's drafter.
     """
     pairs = []
     for row in (r for r in result["rows"] if r["policy"] is not None):

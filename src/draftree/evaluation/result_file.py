@@ -29,7 +29,10 @@ def assemble_result(
     categories: Sequence[str],
     tell: Tell = ignore_progress,
 ) -> dict[str, Any]:
-    """Return the result of a benchmark: rows of all cells, oracle rows, and provenance.
+    """Return a benchmark's result as a dict: rows of figures, rows of the oracle, provenance.
+
+    There is a row for each cell, which is a combination of drafter, policy and settings. The
+    oracle is an ideal policy that knows the text, see `evaluation.oracle`.
 
     Args:
         work: the benchmark that has been run.

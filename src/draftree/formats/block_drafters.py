@@ -66,7 +66,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Layout:
-    """The content of a published config, in any layout.
+    """Store the content of a published config, whatever the program that wrote it.
 
     Attributes:
         values: the config of the layers, flat.

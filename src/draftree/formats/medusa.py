@@ -28,12 +28,13 @@ HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
 
 def load_heads(stored: Checkpoint) -> Checkpoint:
-    """Return a checkpoint in any of the layouts with its tensors, under their stored names.
+    """Return the checkpoint with the heads' tensors loaded, under their stored names.
 
-    Of a merged model only the heads are loaded.
+    The folder may have the official layout, vLLM's, or that of a merged model, which contains the
+    target and the heads. Only the heads of a merged model are loaded.
 
     Raises:
-        UserError: the folder has no such file.
+        UserError: the folder has no file with tensors.
     """
     if any((stored.folder / name).is_file() for name in FILES):
         return stored.loaded(FILES)

@@ -140,7 +140,7 @@ def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> Non
 
 
 def make_defaults_explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return the entries of a flat config that the config may leave to their defaults."""
+    """Return a dict of a flat config's optional entries; missing entries get their defaults."""
     if method == "eagle":
         return {"bias": bool(values.get("bias", True))}
     return {"draft_vocab_size": values.get("draft_vocab_size") or values["vocab_size"]}

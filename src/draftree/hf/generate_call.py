@@ -194,9 +194,9 @@ class Call:
     criteria: list[Any]
 
     def sampling(self, seed: int | None) -> Sampling:
-        """Return the sampling settings: greedy decoding, or sampling after the final warpers.
+        """Return the sampling settings of the call: greedy decoding, or sampling with a seed.
 
-        These warpers are at the end of the list of processors.
+        The settings for sampling contain the warpers, which are the last processors.
         """
         if not self.config.do_sample:
             return Sampling()
@@ -463,7 +463,12 @@ class Record(LogitsProcessor):
         return scores
 
     def until(self, length: int, rows: int) -> tuple[Tensor, ...]:
-        """Return the scores [B, V] of each token so far, for a text of `length` tokens."""
+        """Return one tensor of processed scores [rows, V] for each new token of a text.
+
+        Args:
+            length: number of tokens of the text, with the prompt; later scores are left out.
+            rows: number of rows for which the scores are repeated.
+        """
         return tuple(
             self._scores[n].float().repeat(rows, 1) for n in sorted(self._scores) if n < length
         )

@@ -138,16 +138,18 @@ def run_native(
     cache: Cache | None,
     read: Tensor | None = None,
 ) -> Tensor:
-    """Run native layers over a cache of any class; several at once require a `Writer`.
+    """Run native layers, and return the hidden states [R, n, D] after the last one.
+
+    With a cache of class `Writer` one call runs all layers, otherwise each layer is run separately.
 
     Args:
         layers: the layers.
-        index: the index of the first one in the cache.
+        index: the index of the first layer in the cache.
         x: [R, n, D] the hidden states before the first layer.
-        turned: [R or 1, n, D] cosines and sines of the positions.
+        turned: [R or 1, n, D] cosines and sines of the rotary angles of the positions.
         mask: [R or 1, 1, n, S] added to the scores; by default causal.
         cache: stores keys and values, and returns the keys and values of all visible slots.
-        read: [R, n, …] the attention input of a first layer that prepared it itself; x by default.
+        read: [R, n, …] the input of the first layer's attention, if it is not computed from `x`.
     """
     (rows, n, _), sizes = x.shape, layers[0].sizes
     angles = Angles.in_order(turned, rows, n)

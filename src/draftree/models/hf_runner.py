@@ -322,7 +322,10 @@ class HFRunner(ModelRunner):
 
     @contextmanager
     def tapped(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Collect hidden states [R, n, D] of the passes inside the context, by their given index.
+        """Yield a dict which each pass in the context fills with hidden states, by layer index.
+
+        The hidden states are [R, n, D], for n tokens of each of R sequences. A later pass replaces
+        those of an earlier pass.
 
         Args:
             layers: indices into transformers' `hidden_states`; negative ones count from the end.

@@ -40,7 +40,7 @@ class LlamaLayers:
     """Run the pass of a model whose layers are all Llama-like.
 
     Args:
-        model: a causal language model for which `of` succeeds.
+        model: a causal language model for which `LlamaLayers.of` does not return None.
         stack: the transformer in the model, without the LM head.
         kinds: the attention type of each layer, which selects its mask.
     """
@@ -247,7 +247,11 @@ class _Layer:
 class _Seen:
     """Hold a mask [R or 1, 1, n, S] and its copy for grouped heads [R or 1, 1, each·n, S].
 
-    The copy repeats the mask once for each query head of a group.
+    The copy repeats the mask once for each query head of a group, so that one product serves all.
+
+    Args:
+        mask: [R or 1, 1, n, S] the mask.
+        each: the number of query heads that share a head of keys and values.
     """
 
     def __init__(self, mask: Tensor, each: int) -> None:

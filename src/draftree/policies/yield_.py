@@ -575,7 +575,11 @@ def _guesses(
 def _value_hits(
     tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
 ) -> "tuple[_Guesses, Floats]":
-    """Return candidates after nodes that the drafter has not read, and their total value [F]."""
+    """Return the retrieval hits after nodes, and for each node the sum [F] of their values.
+
+    A candidate's value is the estimated probability that it is accepted. The drafter's network
+    has not read the F frontier nodes.
+    """
     guesses = _guesses(tree, frontier, candidates, memory, read=False)
     return guesses, np.exp(guesses.score).sum(axis=1)
 

@@ -140,7 +140,7 @@ class Text:
 
 @dataclass
 class Lane:
-    """Store an engine, and the texts that it generates by their handles."""
+    """Store an engine, and a map from handles to the texts that the engine generates."""
 
     engine: Engine
     texts: dict[Any, Text] = field(default_factory=dict)

@@ -222,8 +222,8 @@ class Run:
         processes: all processes of the run.
         objective: module that computes the loss, wrapped by accelerate.
         optimizer: optimiser of the trained weights.
-        learnt: numbers of the samples that are used for learning.
-        held: numbers of the held-out samples, which are used for measurements.
+        learnt: indices of the samples that are used for learning.
+        held: indices of the held-out samples, which are used for measurements.
         first: number of steps that were done before this process started.
         steps: number of steps of the whole run.
         said: options and facts that are stored with the run.

@@ -101,11 +101,13 @@ class Plan(Checked):
 
 @dataclass(frozen=True)
 class Round:
-    """Figures on the held-out texts after some steps, over all nodes of their trees.
+    """Store figures of the fit after some steps.
+
+    All figures but the loss are taken over all nodes of the trees of the held-out texts.
 
     Attributes:
         step: number of steps so far.
-        loss: mean binary cross-entropy of the entries learnt since the round before.
+        loss: mean binary cross-entropy of the training nodes since the round before.
         auc: area under the ROC curve, see `auc`.
         recall: fraction of the accepted nodes with a confidence of at least 0.5.
         positive_rate: θ, the fraction of all nodes with a confidence of at least 0.5.

@@ -50,8 +50,8 @@ def raise_on_signal() -> Iterator[list[int]]:
 def postpone_signals() -> Iterator[list[int]]:
     """Postpone signals that ask the program to end.
 
-    Inside the context they are added to the yielded list. Signals that are still in the list at its
-    end are raised then.
+    A signal that arrives inside the context is only added to the yielded list. When the context
+    ends, every signal that the caller has not removed from the list is raised.
     """
     came: list[int] = []
     try:

@@ -38,7 +38,7 @@ def draw(console: Console, step: Step) -> None:
 
 
 def lines(step: Step, width: int) -> Iterator[Text]:
-    """Yield the lines of a step's tree, at most `width` cells wide, but at least 40."""
+    """Yield the lines of a step's tree, at most `width` cells wide; widths below 40 count as 40."""
     width = max(width, 40)
     items = step.items
     below = children(items)

@@ -31,9 +31,12 @@ ROWS = 4096
 class CandidateHead(nn.Module):
     """Computes the logits of each state's m candidates, and −∞ for all other tokens.
 
+    The candidates of a state are the m tokens with the largest logits by an approximation of the
+    head of rank r. Their logits are then computed with the full head.
+
     Args:
-        rows: [V, D] the weight of the head.
-        rank: r, at least 1 and at most D.
+        rows: [V, D] the weight of the full head.
+        rank: r, the rank of the approximation, at least 1 and at most D.
         count: m, the number of candidates; at most V.
         method: name of the method, for error messages.
         bias: [V] the bias of the head, if it has one.

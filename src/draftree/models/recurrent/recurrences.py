@@ -60,7 +60,12 @@ def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
 
 
 def _along(paths: Paths, own: Tensor) -> Tensor:
-    """Return G [R, H, n, c], the log decays [R, H, M, c] summed over each token's path."""
+    """Return the sums [R, H, n, c] of the log decays along each token's path to the root.
+
+    Args:
+        paths: the paths of n tokens of each sequence, over M slots.
+        own: [R, H, M, c] the log decay of each slot itself, for c channels of H heads.
+    """
     return torch.einsum("rij,rhjc->rhic", paths.mask.to(own.dtype), own)
 
 

@@ -89,10 +89,12 @@ class States:
         rows: R, the number of sequences.
         dtype: the dtype of the convolutions' inputs.
         device: the device of the tensors.
-        clamped: whether the model bounds time steps in a prompt but not in decoding.
+        clamped: whether the model bounds Δ, the step size of the recurrence, in a prompt but not
+            in decoding.
 
     Attributes:
-        read: [R] the number of leading tokens of each sequence that were read as plain text.
+        read: [R] the number of leading tokens of each sequence that were read as a prompt is:
+            in text order and not as a tree.
     """
 
     def __init__(

@@ -161,13 +161,13 @@ class Paths:
         return {}
 
     def place(self, old: Tensor | None, new: Tensor) -> Tensor:
-        """Return values [R, H, M, c] of all slots.
+        """Return values [R, H, M, c] of all M slots, from this pass and earlier ones.
 
-        They combine the values [R, H, n, c] of this pass with the values of earlier passes.
+        The values may be any quantity of c numbers for each token and head.
 
         Args:
-            old: the values of earlier passes; None if there are none.
-            new: [R, H, n, c] the values of this pass.
+            old: [R, H, …, c] the values from earlier passes; None if there are none.
+            new: [R, H, n, c] the values of the n tokens of this pass.
         """
         if not self.later:
             return new
