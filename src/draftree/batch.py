@@ -158,7 +158,7 @@ class SequenceBatch:
     def read_by_drafter(self) -> bool:
         """Mark all sequences as read by the drafter.
 
-        Return whether one of them was unread, which means that it began after the last call.
+        Return whether any sequence was unread, which means that it began after the last call.
         """
         unread, self._unread = self._unread, set()
         return bool(unread)
@@ -359,9 +359,9 @@ class SequenceBatch:
         )
 
     def room(self, target: Target) -> TreeBudget:
-        """Return the largest tree of each sequence.
+        """Return bounds on the draft tree of each sequence.
 
-        Its depth leaves at least one of the remaining new tokens for the bonus token.
+        A tree's depth leaves at least one of the remaining new tokens for the bonus token.
         """
         depth = [
             min(r.max_new_tokens - len(w) - 1, target.depth_room(len(c)))

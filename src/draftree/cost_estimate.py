@@ -52,9 +52,9 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
 
 
 def identity(target: Target) -> dict[str, str]:
-    """Return the values on which a target's costs depend.
+    """Return a dict from names to the values on which a target's costs depend.
 
-    These are hardware, model, dtype, kernels, threads and versions.
+    The values describe hardware, model, dtype, kernels, threads and versions.
     """
     decoder = target.decoder
     shape = {

@@ -100,7 +100,8 @@ def start(
 ) -> State:
     """Let the drafter read the prompts of sequences that begin, and return the next state.
 
-    `hidden_states` are the target's hidden states of all prompt tokens that the drafter has not read.
+    `hidden_states` are the target's hidden states of all prompt tokens that the drafter has not
+    read.
     """
     drafter = start_drafter(parts.drafter, rows, hidden_states, state.drafter, begun)
     return State(drafter, parts.policy.start() if state.policy is None else state.policy)
@@ -267,7 +268,15 @@ def _first_tokens(
     begun: Ints,
     verified: VerificationResult,
 ) -> list[Emitted]:
-    """Choose the token after each prompt from the logits [B, V] in `verified`."""
+    """Choose the token after each prompt, and emit it.
+
+    Args:
+        target: the target.
+        acceptor: chooses the tokens.
+        rows: the batch of sequences.
+        begun: [B] the slots of the sequences whose prompts have been read.
+        verified: contains the logits [B, V] after the prompts.
+    """
     roots = Tree.from_roots(begun, rows.last[begun].copy())
     p = rows.distributions(roots, verified, acceptor.keeps_text)
     return rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False)

@@ -117,7 +117,13 @@ def files(package: types.ModuleType) -> tuple[str, ...]:
 
 
 def in_file(package: types.ModuleType, name: str, base: type) -> type:
-    """Return the dataclass derived from `base` in the file of the part `name`."""
+    """Return the dataclass that a part's file defines.
+
+    Args:
+        package: the package that contains the file.
+        name: name of the part, which is also the name of the file.
+        base: class from which the dataclass is derived.
+    """
     module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
     own = [
         c
@@ -296,7 +302,7 @@ def _is_path(spec: str) -> bool:
 def method_of(folder: Path) -> str:
     """Return the name of the drafter whose checkpoint is in a folder.
 
-    Its config names the drafter; a published checkpoint is recognised by its contents.
+    The config names the drafter; a published checkpoint is recognised by its contents.
 
     Raises:
         UserError: no method, or more than one, recognises the checkpoint.

@@ -460,7 +460,7 @@ class TreeBudget:
     nodes: int
 
     def expandable(self, tree: Tree, nodes: Ints, deepest: float = np.inf) -> Ints:
-        """Return those of the given nodes that may have children.
+        """Return the node numbers, among the given ones, of the nodes that may have children.
 
         `deepest` is a further bound on the depth of nodes.
         """

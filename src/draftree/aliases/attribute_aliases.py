@@ -91,7 +91,7 @@ def in_list(of: Any) -> list[Any]:
 
 
 def log_prob_reader(read: Reader) -> Reader:
-    """Return a reader that applies `read` to the log-probabilities of each token."""
+    """Return a reader that applies the reader `read` to the log-probabilities of each token."""
 
     def read_all(completion: Any) -> list[Any]:
         if not completion.logprobs:

@@ -183,7 +183,10 @@ def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]
 
 
 def columns() -> int:
-    """Return the width of help texts in columns: that of the terminal, from 40 to `MAX_HELP_COLUMNS`."""
+    """Return the width of help texts in columns.
+
+    This is the width of the terminal, but at least 40 and at most `MAX_HELP_COLUMNS`.
+    """
     return max(40, min(shutil.get_terminal_size((80, 24)).columns, MAX_HELP_COLUMNS))
 
 

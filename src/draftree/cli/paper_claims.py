@@ -130,7 +130,7 @@ def parts(
 ) -> "tuple[dict[str, str], dict[str, str]]":
     """Return the specs of the claims' drafters and policies, and reasons for missing ones.
 
-    Both results are mappings from the name in the claims.
+    Both results are dicts whose keys are the names in the claims.
     """
     from draftree.evaluation.paper_recipes import TRAINED
     from draftree.registry import names

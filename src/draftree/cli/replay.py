@@ -134,7 +134,7 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
 
 
 def replayable_engines(ready: PreparedRun) -> "dict[tuple[str, str], Engine]":
-    """Load the requested engines, and raise an error if one cannot be replayed.
+    """Return a dict from (drafter, policy) to an engine that can be replayed.
 
     Raises:
         UserError: an acceptor or a drafter cannot be replayed; the message names it.

@@ -58,8 +58,8 @@ their cells are prose, which can be wrapped."""
 def output(width: int = TABLE_COLUMNS) -> Console:
     """Return the console of standard output.
 
-    Its width is that of the terminal or of the environment variable `COLUMNS`. If `NO_COLOR` is
-    set, it prints no colours.
+    The console has the width of the terminal or of the environment variable `COLUMNS`. If
+    `NO_COLOR` is set, the console prints no colours.
 
     Args:
         width: width in columns if there is neither a terminal nor `COLUMNS`.
@@ -115,7 +115,7 @@ def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
 def narrowed(
     rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]
 ) -> list[dict[str, str]]:
-    """Drop the last columns of rows until their table is at most `width` columns wide.
+    """Return the rows without their last columns, so that a table of them is `width` wide or less.
 
     The columns in `keep` are never dropped.
     """
@@ -152,9 +152,9 @@ class Clock:
     ) -> Iterator[None]:
         """Return a context in which `beat` is called at intervals from another thread.
 
-        The first call comes after `FIRST_PROGRESS_SECONDS` seconds, the next ones every `PROGRESS_SECONDS` seconds. After the
-        first call, the next one comes early if `known` becomes true, that is, if the remaining time
-        is known.
+        The first call comes after `FIRST_PROGRESS_SECONDS` seconds, and further calls every
+        `PROGRESS_SECONDS` seconds. The second call comes early if `known` returns True, which means
+        that the remaining time is known.
         """
         ended = threading.Event()
 
@@ -205,7 +205,10 @@ def busy(what: str) -> Iterator[Tell]:
 
 
 def forecast(what: str, seconds: float) -> None:
-    """Print how long some work will take at most, if it takes at least `FIRST_PROGRESS_SECONDS` seconds."""
+    """Print an upper bound on the time of some work, unless the work is short.
+
+    Work is short if it takes less than `FIRST_PROGRESS_SECONDS` seconds.
+    """
     if seconds >= FIRST_PROGRESS_SECONDS:
         remark(f"{what}: at most about {duration(seconds)}")
 

@@ -235,7 +235,7 @@ class CostTable:
         return {}
 
     def has(self, rows: int) -> bool:
-        """Return whether costs were measured for the `round_up_batch_size` of a number of sequences."""
+        """Return whether costs were measured for `rows` sequences; see `round_up_batch_size`."""
         return round_up_batch_size(rows) in self.by_rows
 
     @cached_property
@@ -308,7 +308,7 @@ def monotone(seconds: Sequence[float]) -> list[float]:
 def round_up_batch_size(rows: int) -> int:
     """Return the batch size whose costs stand for a number of sequences.
 
-    It is the next power of two, at most 64.
+    The batch size is the next power of two, at most 64.
     """
     return min(1 << (rows - 1).bit_length(), MAX_BATCH_SIZE)
 

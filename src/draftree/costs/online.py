@@ -138,7 +138,7 @@ class Learner:
             self.version += 1
 
     def save_sometimes(self) -> None:
-        """Write the corrections if at least `WRITE_INTERVAL_SECONDS` seconds have passed since the last write."""
+        """Write the corrections, at most once in `WRITE_INTERVAL_SECONDS` seconds."""
         if time.monotonic() - self._written > WRITE_INTERVAL_SECONDS:
             self.save()
 
@@ -167,7 +167,7 @@ class Learner:
             self._stamp = self.path.stat().st_mtime_ns
 
     def _read(self) -> tuple[int, tuple[Speed, dict[str, Correction]] | None]:
-        """Return the file's modification time, and its speed and corrections.
+        """Return the file's modification time, and a pair of its speed and corrections by name.
 
         The second result is None if there is no file or it cannot be read.
         """

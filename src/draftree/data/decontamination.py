@@ -20,12 +20,12 @@ def normalise_words(text: str) -> str:
 
 
 def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator[str]:
-    """Yield the texts of data files that are not answers.
+    """Yield all texts in data files, one by one, except answers.
 
     Args:
         paths: the data files.
-        skipped: counts rows that cannot be read and are left out; without it the first one raises
-            an error.
+        skipped: counts rows that cannot be read and are left out; if it is None, the first such
+            row raises an error.
     """
     for row, where in (each for path in paths for each in rows(path, skipped)):
         texts: list[str] = []

@@ -50,9 +50,10 @@ def two_sample_test(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
 
 
 def pool_outcomes(expected: Floats) -> Ints:
-    """Return [V] the bin of each outcome, so that each bin expects a count of at least `MIN_EXPECTED_COUNT`.
+    """Return [V] the bin of each outcome.
 
-    `expected` [V] are the expected counts. The rarest outcomes share bins.
+    Each bin expects a count of at least `MIN_EXPECTED_COUNT`. The rarest outcomes share bins.
+    `expected` [V] are the expected counts of the outcomes.
     """
     bins = np.zeros(len(expected), np.int64)
     last = 0

@@ -386,9 +386,11 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 
 
 def _grade(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
-    """Return a finding with a verdict by two limits: ok at the first, bad beyond the second.
+    """Return a finding whose verdict depends on two limits, `marks`.
 
-    If the first limit is larger than the second, large values are good, otherwise small ones.
+    The verdict is `ok` up to the first limit, `warn` between the limits, and `bad` beyond the
+    second one. If the first limit is larger than the second, large values are good. Otherwise small
+    values are good.
     """
     better = np.sign(marks[0] - marks[1])
     verdict: Said = (

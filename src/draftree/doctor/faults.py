@@ -107,7 +107,14 @@ class Improvement:
 def evaluate_alternative(
     alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: ComparedDrafts
 ) -> Improvement:
-    """Drive the drafter with one change, and compare the result with `base`."""
+    """Run the drafter with one change, and compare the drafts with those without it.
+
+    Args:
+        alternative: the change.
+        drafter: the drafter.
+        texts: the texts along which it drafts.
+        base: the drafts without the change.
+    """
     with alternative.made():
         found = drive(alternative.source, drafter, texts)
     z, z_surprise = _z(found.overlap - base.overlap, base), _z(base.surprise - found.surprise, base)
@@ -282,7 +289,7 @@ def _rope_alternatives(
 ) -> Iterator[Alternative]:
     """Yield changes of the rotary frequencies, in all modules together and in each alone.
 
-    The target's frequencies are tried, and those with the base `OLD_THETA`.
+    Each change sets the target's frequencies, or the frequencies with the base `OLD_THETA`.
     """
     theirs = next(map(rotary_frequencies, rotary_modules(target.decoder.stack).values()), None)
     own = rotary_modules(drafter.model, drafter)
@@ -411,7 +418,7 @@ def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
 
 
 def draft_vocabulary(model: nn.Module, vocab: int) -> int:
-    """Return the size of a drafter's vocabulary; without a map it is the target's, `vocab`."""
+    """Return the size of a drafter's vocabulary; without a map it is `vocab`, the target's size."""
     maps = (module._buffers.get("d2t") for module in model.modules())
     return next((len(d2t) for d2t in maps if isinstance(d2t, Tensor)), vocab)
 

@@ -267,7 +267,12 @@ class _Work:
                     ]
 
     def numbers(self, root: int, roots: int) -> list[range]:
-        """Return the numbers of the trials after one of `roots` roots, batch by batch."""
+        """Return the trials after one root, as a list with a range of trial indices for each batch.
+
+        Args:
+            root: index of the root.
+            roots: number of roots, among which all trials are divided evenly.
+        """
         first, end = (self.extent.trials * i // roots for i in (root, root + 1))
         rows = math.ceil(
             (end - first) / math.ceil((end - first) / MAX_BATCH)

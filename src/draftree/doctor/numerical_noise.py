@@ -137,9 +137,9 @@ class ForcedFirstToken(RandomSource):
 def sample_plain(
     target: Target, root: Root, sampling: Sampling, batches: Iterable[range]
 ) -> list[tuple[int, ...]]:
-    """Return the `COUNTED_TOKENS` tokens that plain decoding generates after a root, for each trial.
+    """Return for each trial the tokens that plain decoding generates after a root.
 
-    `batches` are the numbers of the trials.
+    A trial generates `COUNTED_TOKENS` tokens. `batches` are the indices of the trials.
     """
     found: list[tuple[int, ...]] = []
     cache: SlotCache | None = None
@@ -159,7 +159,10 @@ def sample_plain(
 def sample_speculative(
     engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]
 ) -> list[tuple[int, ...]]:
-    """Return the `COUNTED_TOKENS` tokens that an engine with drafts generates after a root, by trial."""
+    """Return for each trial the tokens that an engine with drafts generates after a root.
+
+    A trial generates `COUNTED_TOKENS` tokens. `batches` are the indices of the trials.
+    """
     found: list[tuple[int, ...]] = []
     enough = len(root.before) + 1 + COUNTED_TOKENS
     engine.forget()
@@ -182,8 +185,8 @@ def sample_speculative(
 def logit_shift(a: Tensor, b: Tensor) -> float:
     """Return the largest difference between two sets of logits [n, V].
 
-    At each position, only the `COMPARED_LOGITS` tokens of `a` are compared, and logits are taken relative
-    to that of the likeliest token.
+    At each position, only the `COMPARED_LOGITS` likeliest tokens of `a` are compared. Their logits
+    are taken relative to that of the likeliest token.
     """
     best = a.topk(min(COMPARED_LOGITS, a.shape[-1]), dim=-1).indices
     moved = b.gather(-1, best).cpu().double() - a.gather(-1, best).cpu().double()
@@ -241,7 +244,7 @@ def measure_noise(target: Target, prompt: Sequence[int], base: OutputRecorder) -
 
 
 def most_uncertain_root(text: int, prompt: list[int], base: OutputRecorder) -> Root | None:
-    """Return the position in a text after which the next token's entropy is nearest to `BEST_ENTROPY`.
+    """Return the position after which the next token's entropy is nearest to `BEST_ENTROPY`.
 
     The result is None for a text of fewer than 2 tokens.
     """

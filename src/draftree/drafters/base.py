@@ -121,8 +121,8 @@ class Drafter(ABC, Generic[State]):
         Args:
             prompts: [R] committed token ids of each sequence; empty for a free slot.
             roots: [R] token id of each sequence's root.
-            hidden_states: the target's hidden states of the prompt tokens that it has read: all tokens, or
-                those after a reused prefix.
+            hidden_states: the target's hidden states of the prompt tokens that the target has read:
+                all tokens, or the tokens after a reused prefix.
             state: the state after the last step, in which the sequences that begin are truncated to
                 the reused prefix; or the result of `carry`.
             rows: [B] the slots of the sequences that begin; by default all.
@@ -195,8 +195,9 @@ class Drafter(ABC, Generic[State]):
             state: the state after drafting, before the verification.
             tree: the verified tree.
             verdict: the accept result.
-            hidden_states: the target's hidden states of root and accepted nodes, sequence by sequence. The
-                target's cache has already been compacted. `hidden_states.top` covers all nodes.
+            hidden_states: the target's hidden states of root and accepted nodes, sequence by
+                sequence. The target's cache has already been compacted. `hidden_states.top` covers
+                all nodes.
         """
 
     def flush(self, state: State) -> State:
@@ -250,7 +251,7 @@ class Drafter(ABC, Generic[State]):
 
 
 def slots_or_all(rows: Ints | None, count: int) -> Ints:
-    """Return the given slots, or all slots 0 … `count` − 1 if `rows` is None."""
+    """Return the given slots `rows`, or all slots 0 … `count` − 1 if `rows` is None."""
     return np.arange(count) if rows is None else rows
 
 
@@ -263,7 +264,7 @@ def replace_slots(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tupl
 
 
 def select_slots(values: Sequence[T], rows: Ints, empty: T) -> tuple[T, ...]:
-    """Return the values of the slots `rows` [R'], and `empty` where `rows` is −1."""
+    """Return a tuple with the value of each slot in `rows`, and `empty` where `rows` is −1."""
     return tuple(values[row] if row >= 0 else empty for row in rows.tolist())
 
 
@@ -291,7 +292,7 @@ class Method(Part, ABC):
     def example(self, target: Target) -> Drafter[Any]:
         """Return a small drafter that fits the target, for the conformance suite.
 
-        Its weights are random, or it has none.
+        The drafter has random weights, or no weights.
         """
 
 
@@ -448,7 +449,7 @@ class Trainable(Drafter[State]):
     def save(self, folder: Path) -> None:
         """Write a checkpoint: `config.json` and the weights.
 
-        Its layout is that in which weights of this method are published.
+        The checkpoint has the layout in which weights of this method are published.
         """
         made_for = {
             "target": self._target.name,

@@ -526,7 +526,7 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
 def _make_pending_state(
     cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]
 ) -> GLIDEState:
-    """Return a state in which `tokens` are still to be read after the tokens in the cache."""
+    """Return a state with a cache, and pending `tokens` that are still to be read after it."""
     return GLIDEState(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
 
 

@@ -411,7 +411,13 @@ def add_to_pool(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
 
 
 def find_continuations(pool: Pool, token: int, path: Gram) -> Continuations:
-    """Return the tokens that follow `token` and `path` in the pool's n-grams, with their shares."""
+    """Return the tokens that follow a context in the pool's n-grams, with their shares.
+
+    Args:
+        pool: the n-grams by their first token.
+        token: the first token of the context.
+        path: the tokens of the context after the first one.
+    """
     known = pool.get(token)
     return NO_CONTINUATIONS if known is None else trie(known).get(path, NO_CONTINUATIONS)
 

@@ -275,7 +275,7 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
     def weights(self, head: int) -> tuple[float, float]:
         """Return the weights of a head's losses against the text and against the target.
 
-        They are those of section 2.2.1, eq. 1, divided between the two losses.
+        The weights of section 2.2.1, eq. 1 are divided between the two losses.
         """
         weight, share = self.knobs.decay ** (head + 1), self.knobs.distil
         return weight * (1 - share), weight * share

@@ -192,10 +192,10 @@ def prefix(target: Target, level: int = 0) -> str:
 
 
 def names_after_last_layer(begin: str) -> Mapping[str, str]:
-    """Return the published names of a layer's parts if it is stored after the target's last layer.
+    """Return the names of a layer's parts in checkpoints of DeepSeek-V3 and GLM-4.
 
-    DeepSeek-V3 and GLM-4 store their layers in this way. `begin` is the prefix of the layer's
-    names.
+    The result maps the prefix of a part's tensors in draftree to the prefix in the checkpoint. The
+    layer is stored after the target's last layer. `begin` is the prefix of all names of the layer.
     """
     return {
         "enorm.": f"{begin}enorm.",
@@ -207,9 +207,10 @@ def names_after_last_layer(begin: str) -> Mapping[str, str]:
 
 
 def names_in_qwen3_next(level: int = 0) -> Mapping[str, str]:
-    """Return the names of a layer's parts in Qwen3-Next, Qwen3.5 and Mellum.
+    """Return the names of a layer's parts in checkpoints of Qwen3-Next, Qwen3.5 and Mellum.
 
-    All parts except the layers themselves are stored once, for any number of layers.
+    The result has the form of `names_after_last_layer`. `level` is the index of the layer. All
+    parts except the layers themselves are stored once, for any number of layers.
     """
     return {
         "enorm.": "mtp.pre_fc_norm_embedding.",
@@ -221,7 +222,14 @@ def names_in_qwen3_next(level: int = 0) -> Mapping[str, str]:
 
 
 def names_in_inkling(begin: str, level: int = 0) -> Mapping[str, str]:
-    """Return the names of a layer's parts in Inkling, whose layers share the norm after them."""
+    """Return the names of a layer's parts in checkpoints of Inkling.
+
+    The result has the form of `names_after_last_layer`. All layers share the norm after them.
+
+    Args:
+        begin: the prefix of all names.
+        level: the index of the layer.
+    """
     each = f"{begin}layers.{level}."
     return {
         "enorm.": f"{each}embed_norm.",

@@ -221,7 +221,12 @@ class RESTDrafter(Drafter[RESTState]):
         return build_trie(rows[0] if len(rows) == 1 else merge_continuations(rows), knobs.nodes)
 
     def _behind(self, corpus: Corpus, found: tuple[int, int, int]) -> Ints:
-        """Return the continuations [M, L] after a range of matches in a corpus."""
+        """Return M continuations of at most L tokens, [M, L], after matches in a corpus.
+
+        Args:
+            corpus: the corpus.
+            found: length of the match; begin and end of the matches in the suffix array.
+        """
         length, low, high = found
         knobs = self.knobs
         rows = continuations(
@@ -257,7 +262,7 @@ def join_tries(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
 
 
 def merge_continuations(rows: Sequence[Ints]) -> Ints:
-    """Return the continuations [M, L] of several corpora, sorted."""
+    """Return M continuations of L tokens, [M, L], from those of several corpora, sorted."""
     whole = np.concatenate(rows)
     return whole[np.lexsort(whole.T[::-1])]
 

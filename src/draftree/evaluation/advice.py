@@ -70,7 +70,7 @@ class Verdict:
 
 
 def split_in_halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
-    """Split requests into two halves by the hash of their prompts.
+    """Return two halves of the requests, divided by the hash of their prompts.
 
     The split does not depend on the order of the requests.
     """
@@ -82,7 +82,8 @@ def candidate_pairings(drafters: Sequence[str], usual: Pair, given: bool) -> lis
     """Return the pairs of drafter and policy to compare.
 
     Each named drafter is paired with the policies `yield` and `pct`. Without a named drafter, the
-    usual pair and the usual drafter with `pct` are compared. The pairs `UNTRAINED_PAIRINGS` are added.
+    usual pair and the usual drafter with `pct` are compared. The pairs `UNTRAINED_PAIRINGS` are
+    added.
 
     Args:
         drafters: specs of the drafters that the user named.

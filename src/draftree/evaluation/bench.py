@@ -129,7 +129,10 @@ class Bench:
         return replace(request, sampling=chosen)
 
     def prompt(self, index: int) -> dict[Cell, PromptResult]:
-        """Run all cells on one prompt, and let each repeat start with another cell."""
+        """Run all cells on one prompt, and return the result of each cell.
+
+        Each repeat starts with another cell.
+        """
         request = self.requests[index]
         done: dict[Cell, list[Generation]] = {cell: [] for cell in self.cells}
         for repeat in range(self.repeats):

@@ -94,7 +94,8 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
     With 20 prompts, the interval contains the true value in 94 % of trials. BCa intervals reach
     91 % and quantiles of the samples 90 % (tests/doctor/test_statistics.py). The standard error of
     each sample is computed by linearisation (Efron and Tibshirani 1993, chapters 12 and 13). Below
-    `MIN_PROMPTS` prompts, quantiles are used. The interval contains 1 exactly where p is at least 5 %.
+    `MIN_PROMPTS` prompts, quantiles are used. The interval contains 1 exactly where p is at least
+    5 %.
 
     Args:
         over: arrays [P] of figures by prompt, whose sums are multiplied in the numerator.
@@ -151,7 +152,7 @@ def holm(several: Sequence[Ratio]) -> list[Ratio]:
 
 
 def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed: int = 0) -> Ratio:
-    """Return the seconds per token of one row over those of another, for the same prompts.
+    """Return the ratio of the seconds per token of two rows, for the same prompts.
 
     Below 1 the first row is faster.
 
@@ -185,7 +186,7 @@ def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed:
 
 @dataclass(frozen=True)
 class RowComparison:
-    """Store two result rows and the seconds per token of the first over those of the second.
+    """Store two result rows, and the ratio of their seconds per token (first over second).
 
     The p-value of the ratio is adjusted for all comparisons in the table.
     """

@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Return the tokens per second with drafts over those of plain decoding."""
+        """Return the tokens per second with drafts, divided by those of plain decoding."""
         if self.plain is None or not self.plain.tokens_per_second:
             return None
         return self.stats.tokens_per_second / self.plain.tokens_per_second

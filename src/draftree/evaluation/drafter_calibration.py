@@ -79,8 +79,8 @@ class CandidateTrace:
         """Return the mean confidence, the share of correct candidates and the count of each bin.
 
         The bins are intervals of the confidence. Only the likeliest candidate of each position is
-        judged, and only positions with `share_by_depth` count (EDD, section 3.2 and Figure 3b). Empty bins
-        are left out.
+        judged, and only positions with `share_by_depth` count (EDD, section 3.2 and Figure 3b).
+        Empty bins are left out.
         """
         bins = np.minimum((self.confidence * BINS).astype(np.int64), BINS - 1)
         found = []
@@ -172,7 +172,10 @@ def share_by_depth(steps: Sequence[Step]) -> list[float]:
 
 
 def share_by_depth_of_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the shares of `share_by_depth` for each saved row with a policy and the work of its steps."""
+    """Return a list with the shares by depth of each saved row; see `share_by_depth`.
+
+    Rows without a policy, or without the work of their steps, are left out.
+    """
     found = []
     for r in (r for r in rows if r["policy"] and "work" in r):
         steps = [step for of, _ in step_codec.decode(r["work"], "row") for step in of]

@@ -117,7 +117,7 @@ def memory() -> float | None:
 
 
 def kernels() -> dict[str, str]:
-    """Return the variant of the native kernels in use, and the variants that this CPU can run."""
+    """Return a dict: the native kernels' `variant` in use, and the `available` variants."""
     from draftree import native
 
     return {"variant": native.variant(), "available": ", ".join(native.available()) or "none"}

@@ -41,9 +41,9 @@ def correct_tokens(
 ) -> tuple[list[Ints], Any]:
     """Return the number of tokens in a row that a drafter proposes correctly after each root.
 
-    A token is correct if it is among the `ORACLE_CANDIDATES` candidates. The first value is an array [T −
-    start − 1] for each text. The second value is the memory that the drafter carries to the next
-    texts.
+    A token is correct if it is among the `ORACLE_CANDIDATES` candidates. The first value is a list
+    with an array [T − start − 1] for each text. The second value is the memory that the drafter
+    carries to the next texts.
 
     Args:
         source: a target, or a recording of these texts.

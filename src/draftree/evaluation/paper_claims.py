@@ -119,7 +119,7 @@ class JudgedClaim:
     kept: Ratio | None = None
 
     def cells(self) -> dict[str, str]:
-        """Return it as a row of text."""
+        """Return a row of a table with the claim and our result: a dict from column to text."""
         c, r = self.claim, self.ratio
         ours = self.why
         if r is not None:

@@ -56,13 +56,15 @@ def reprice_result(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -
 def on_one_curve(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result with one curve of target costs for all its drafters.
 
-    Its drafters were priced one after another, and what else ran made the same target dearer for
-    one than for another. The curve is the median of theirs at each width and context. What a
-    drafter takes is scaled with its target, so that sₐ/sₜ of one token stays as measured; policies
-    that read costs keep the trees that they have grown, and their rows have `own_costs`.
+    The costs of the drafters were measured one after another, so other load on the machine made
+    the target seem slower for some drafters. The common curve is the median of all curves at each
+    width and context. The costs of a drafter are scaled with the target's, so that sₐ/sₜ (the cost
+    of a draft step over that of a target pass, for one token each) stays as measured. The trees of
+    policies that read costs are not grown again; their rows get the entry `own_costs`.
 
     Raises:
-        UserError: as `reprice_result`; or the costs are of different contexts or numbers of sequences.
+        UserError: as `reprice_result`; or the costs are of different contexts or numbers of
+            sequences.
     """
     saved = result["provenance"].get("costs") or {}
     if not set(drafters(result)) <= set(saved):
@@ -130,9 +132,9 @@ def _table(saved: Mapping[str, Any]) -> CostTable:
 def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[str, Any]:
     """Return the result recomputed for other machines, with one copy of its rows for each.
 
-    Each row has the name of its `machine`. Its `vary_costs` holds the counted speed-up where further
-    tokens cost half or twice as much, and where the host takes time in every step. It is None where
-    the policy reads costs.
+    The entry `machine` of a row is the name of the machine. The entry `vary_costs` contains the
+    counted speed-up if further tokens cost half or twice as much, and if the host takes time in
+    every step. This entry is None if the policy reads costs.
 
     Raises:
         UserError: as `reprice_result`; or the result does not say what its drafters read.
@@ -208,7 +210,14 @@ def reads_costs(row: ResultRow) -> bool:
 def _check(
     row: ResultRow, result: Mapping[str, Any], tables: Mapping[str, CostTable], grown: bool = False
 ) -> None:
-    """Refuse a row that cannot be priced; `grown` is whether trees of other costs are taken."""
+    """Raise an error for a row that cannot be priced.
+
+    Args:
+        row: the row of the result.
+        result: the result.
+        tables: the costs of each drafter.
+        grown: whether rows are allowed whose trees were grown with other costs.
+    """
     drafter = row["drafter"]
     if "machine" in row:
         raise UserError(
@@ -254,7 +263,13 @@ def _works(row: ResultRow, number: int) -> list[list[Work]]:
 def _recounted(
     result: Mapping[str, Any], tables: Mapping[str, CostTable], bounded: bool = True
 ) -> dict[str, Any]:
-    """Run `reprice_result` without checks; `bounded` is whether to compute intervals."""
+    """Return the result that `reprice_result` returns, without its checks.
+
+    Args:
+        result: a saved result.
+        tables: the costs of each drafter.
+        bounded: whether to compute confidence intervals.
+    """
     works = [_works(row, i) for i, row in enumerate(result["rows"])]
     plain = {
         r["temperature"]: (r, w)

@@ -118,11 +118,11 @@ def rows(
 def expected_speedup(r: ResultRow) -> float | None:
     """Return GLIDE's expected speed-up, (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)); None for trees.
 
-    The source is section 5.1 of GLIDE, after Leviathan et al. a is the overlap, so the figure is
-    the speed-up of speculative sampling at temperature 1. c is sₐ/sₜ, the seconds of a draft step
-    over those of a target pass, for one token each. γ is the mean length of the chains over all
-    steps. A policy that ends a chain where the drafter is unsure has more of its tokens accepted
-    than a predicts, and gains more.
+    The source is section 5.1 of GLIDE, after Leviathan et al. Here a is the overlap, so the
+    figure is the speed-up of speculative sampling at temperature 1. c is sₐ/sₜ, the seconds of a
+    draft step over those of a target pass, for one token each. γ is the mean length of the chains
+    over all steps. A policy that ends a chain where the drafter is unsure has more of its tokens
+    accepted than a predicts, and gains more.
     """
     a = r.get("overlap")
     c = r.get("cost_ratio")
@@ -202,9 +202,9 @@ CLOCKED_FIGURES = (
 
 
 def without_clocked(figures: Mapping[str, Any]) -> ResultRow:
-    """Return a copy of a row's figures without those that are measured by the clock.
+    """Return a copy of a row, without the figures that are measured by the clock.
 
-    A replay cannot measure such figures, and they say nothing about another machine.
+    A replay cannot measure such figures, and on another machine they would be different.
     """
     inside = {
         k: without_clocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()

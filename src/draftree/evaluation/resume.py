@@ -26,7 +26,7 @@ class Journal:
     key: Mapping[str, Any]
 
     def read(self, cells: Sequence[Cell]) -> list[dict[Cell, PromptResult]]:
-        """Return the results of the finished prompts if the journal belongs to this run.
+        """Return the results of each finished prompt by cell, if the journal belongs to this run.
 
         An incomplete last line is removed. If there is no journal of this run, one is created.
         """

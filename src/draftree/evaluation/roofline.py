@@ -342,10 +342,10 @@ class _Reading(TorchFunctionMode):
 
 
 def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
-    """Count the weights read by a draft step, by the commit of a root, and by postponed work.
+    """Return the weights read by a draft step, by the commit of a root, and by postponed work.
 
-    The draft step is the one that expands a child of the root. A drafter that proposes several
-    depths in one step reads nothing there; for it the step that expands the root is counted.
+    The draft step expands a child of the root. A drafter that proposes several depths in one step
+    reads nothing there. In this case the step that expands the root is counted instead.
     """
     widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
     first, step, commit, later = (_Reading(widest) for _ in range(4))

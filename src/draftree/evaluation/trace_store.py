@@ -233,7 +233,7 @@ def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 
 def identity(target: Target) -> dict[str, str]:
-    """Return hashes of a target's weights and tokenizer, and its dtype."""
+    """Return a dict: hashes of a target's `weights` and `tokenizer`, and its `dtype`."""
     vocabulary = sorted(target.tokenizer.get_vocab().items())
     told = json.dumps([vocabulary, target.tokenizer.chat_template])
     return {

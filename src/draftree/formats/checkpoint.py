@@ -92,7 +92,7 @@ def embedding_hash(target: Target) -> str:
 
 
 def sizes(target: Target) -> dict[str, int]:
-    """Return the config entries in which a drafter must agree with its target."""
+    """Return a dict of the config entries in which a drafter must agree with its target."""
     return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden}
 
 

@@ -294,7 +294,12 @@ class Call:
         return GenerateDecoderOnlyOutput(**output)
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """Return the scores of all sequences by position, as T tensors [B, V]."""
+        """Return one tensor of scores [B, V] for each position, over B sequences.
+
+        Args:
+            kept: scores [V] for each sequence and position.
+            steps: the number of positions. Sequences that have ended get zeros.
+        """
         nothing = torch.zeros_like(kept[0][0])
         columns = (
             torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps)
@@ -305,7 +310,7 @@ class Call:
 def write(
     engine: Writer, call: Call, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
 ) -> tuple[list[RowOutput], Stats]:
-    """Generate all sequences of a call until transformers would stop.
+    """Generate all sequences of a call until transformers would stop; return them with statistics.
 
     Raises:
         UserError: a request is not supported.

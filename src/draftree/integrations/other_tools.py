@@ -72,7 +72,7 @@ def complete(*given: Any, **named: Any) -> Any:
 
 
 def stream(*given: Any, **named: Any) -> Iterator[Any]:
-    """Yield the tokens of a continuation as they are generated; see `complete`."""
+    """Yield a continuation token by token as it is generated; see `complete`."""
     engine, prompt = _engine_of(given, named)
     return engine.stream(*prompt, **named)
 

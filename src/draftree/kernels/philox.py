@@ -29,7 +29,7 @@ ONE = 0x3FF0000000000000
 
 
 def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return four random 32-bit words for each counter.
+    """Return a tuple of four random 32-bit words for each counter.
 
     Args:
         counter: four words: integers, or arrays of uint64 or (in PyTorch) int64.

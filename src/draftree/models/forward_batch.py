@@ -198,12 +198,12 @@ class ForwardBatch:
 
     @cached_property
     def padded_tokens(self) -> Tensor:
-        """Return the token ids [R, n], padded with zeros."""
+        """Return the token ids, padded with zeros to n tokens for each of R sequences, [R, n]."""
         return self.pad(self.tokens)
 
     @cached_property
     def padded_positions(self) -> Ints:
-        """Return the position ids [R, n], padded with zeros."""
+        """Return the position ids, padded with zeros to n for each of R sequences, [R, n]."""
         if self.full:
             return self.positions.reshape(len(self.counts), -1)
         padded = np.zeros((len(self.counts), self.width), np.int64)
@@ -211,7 +211,7 @@ class ForwardBatch:
         return padded
 
     def pad(self, values: Tensor) -> Tensor:
-        """Pad values [N, …] with zeros after each sequence, to [R, n, …]."""
+        """Pad values [N, …] of N tokens with zeros to n values for each of R sequences."""
         if self.full:
             return values.view(len(self.counts), self.width, *values.shape[1:])
         padded = values.new_zeros(len(self.counts), self.width, *values.shape[1:])
@@ -219,7 +219,7 @@ class ForwardBatch:
         return padded
 
     def unpad(self, values: Tensor) -> Tensor:
-        """Remove the padding of values [R, n, …], and return them as [N, …]."""
+        """Remove the padding of values [R, n, …], and return the values of the N tokens [N, …]."""
         if len(self.counts) == 1:
             return values[0, : len(self.positions)]
         if self.full and values.shape[1] == self.width:  # a recorded pass may be wider
@@ -270,9 +270,9 @@ class DeviceFeed:
     def laid(
         self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None
     ) -> dict[str, Tensor]:
-        """Return the inputs of a pass that sees `slots` cache slots, by name.
+        """Return a dict of the inputs of a pass that sees `slots` cache slots.
 
-        They are tokens, positions, slots and additive masks [R, 1, width, S].
+        The inputs are tokens, positions, slots, and additive masks [R, 1, width, slots].
         """
         ids, places, visible, first = self.make(given)
         deep, more = visible.shape[2], (0, self.width - self.count)
@@ -318,7 +318,14 @@ def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:
 
 
 def write_masks(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints) -> None:
-    """Write the additive masks [n or more, S or more] of sequences, which are in host memory."""
+    """Write the additive mask of each sequence, in place and in host memory.
+
+    Args:
+        masks: the mask of each sequence. Its rows are tokens of the pass, its columns cache slots;
+            it may be larger than necessary.
+        batch: the tokens of the pass.
+        committed: the number of committed tokens of each sequence.
+    """
     for r, (mask, seen) in enumerate(zip(masks, batch.visible, strict=True)):
         kind, lowest = _bits(mask.dtype)
         hide(mask.view(kind).numpy(), seen, int(committed[r]), lowest)
@@ -332,7 +339,14 @@ def _bits(dtype: torch.dtype) -> tuple[torch.dtype, int]:
 
 
 def hide_far(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints, window: int) -> None:
-    """Mask the positions that are at least `window` before a token, in written masks [n, S]."""
+    """Hide from each token the positions that are `window` or more before it, in place.
+
+    Args:
+        masks: [n, S] the additive mask of each sequence, which is changed.
+        batch: the tokens of the pass.
+        committed: the number of committed tokens of each sequence.
+        window: the number of positions that a token sees, itself included.
+    """
     for r, (mask, scratch) in enumerate(zip(masks, batch.scratch_positions, strict=True)):
         length, positions = int(committed[r]), batch.positions[batch.of(r)]
         if not len(positions):

@@ -179,7 +179,12 @@ class HFRunner(ModelRunner):
         return self.by_type(cache.mask(batch), sliding)
 
     def causal(self, ids: Tensor, cache: Cache | None = None) -> dict[str, Any]:
-        """Return forward arguments for whole texts [B, T]: positions, causal mask and cache."""
+        """Return a dict of forward arguments for whole texts: positions, causal mask and cache.
+
+        Args:
+            ids: [B, T] the token ids of B texts.
+            cache: the cache; None for a pass without one.
+        """
         sequences, count = ids.shape
         at = torch.arange(count, device=ids.device)
         lowest = torch.finfo(self.model.dtype).min

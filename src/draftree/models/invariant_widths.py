@@ -101,7 +101,7 @@ class Widths:
 
 
 def _part(made: Made, at: int, n: int) -> Made:
-    """Return the vectors `at` … `at + n` − 1 of an output."""
+    """Return `n` vectors of an output, from index `at` on; of a tuple, those of each tensor."""
     return (
         made[at : at + n] if isinstance(made, Tensor) else tuple(kind[at : at + n] for kind in made)
     )

@@ -239,7 +239,10 @@ class SlotCache:
         return memory[:size]
 
     def _end(self, used: int) -> int:
-        """Return the number of slots that a pass sees: `used`, or the capacity of fixed sizes."""
+        """Return the number of slots that a pass sees, after reserving `used` slots.
+
+        This is `used`, or the whole capacity if passes run at few fixed sizes.
+        """
         self.reserve(used)
         return self.capacity if self.ladder.few else used
 
@@ -530,7 +533,10 @@ class Writer(Cache):
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> Tensor:
-        """Store a convolution's input [R, C, n]; return it after the inputs of earlier tokens."""
+        """Store a convolution's input, and return the inputs of earlier tokens followed by it.
+
+        The input is [R, C, n], for R sequences, C channels and n tokens.
+        """
         assert self._pass is not None
         return self._pass.enter((layer_idx, state_idx), conv_states)
 

@@ -71,7 +71,8 @@ class NativeRunner(ModelRunner):
     def of(cls, hf: HFRunner, after_head: Callable[[Tensor], Tensor] | None) -> Self | None:
         """Return the native runner of a model, or None if the kernels do not support it.
 
-        One layer of each kind is compared with the model's own, and then a pass over a few tokens.
+        The runner's results are compared with the model's: one layer of each kind, and then a pass
+        over a few tokens.
 
         Args:
             hf: the transformers runner of the model.

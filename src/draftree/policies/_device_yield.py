@@ -76,7 +76,7 @@ class YieldPlan(Plan):
     def _verified(self, rows: int) -> int:
         """Return the length of the table of target passes.
 
-        Its entry 0 is the time of a pass over the roots alone.
+        Entry 0 of the table is the time of a pass over the roots alone.
         """
         return rows * self.drafted(self.depth) + self.ahead + 1
 

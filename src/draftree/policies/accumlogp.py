@@ -63,10 +63,10 @@ class AccumLogP(Policy):
 
 
 def _families(tree: Tree, popped: Ints, nodes: int) -> Bools:
-    """Return [N] whether a node is verified: the roots, and children of popped nodes.
+    """Return for each node whether it is verified: roots are, and children of popped nodes.
 
-    In each sequence, children are taken in the order in which their parents [M] were popped, until
-    the budget of `nodes` is used up.
+    In each sequence, children are taken in the order in which their parents were popped, until the
+    budget of `nodes` is used up.
     """
     turn = np.full(len(tree), len(tree))
     turn[popped] = np.arange(len(popped))

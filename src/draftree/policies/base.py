@@ -183,7 +183,7 @@ class Layered(Policy):
         """Return the tree with those candidates of one layer appended that shall become nodes."""
 
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
-        """Return those of the given new nodes (or roots) that are expanded; by default all."""
+        """Return the numbers of the given new nodes (or roots) to expand; by default all."""
         return nodes
 
     def finish(self, tree: Tree) -> Tree:

@@ -93,7 +93,7 @@ class Classifier:
 
     @cached_property
     def _weights(self) -> tuple[Floats, Floats, Floats, float]:
-        """Return the weights in the order in which the kernel reads them."""
+        """Return hidden weight and bias, output weight and bias, as the kernel reads them."""
         hidden, bias, output = map(
             np.ascontiguousarray, (self.hidden_weight, self.hidden_bias, self.output_weight)
         )
@@ -171,7 +171,7 @@ def check_features(features: str) -> None:
     """Check that a set of features is one of the paper's.
 
     Raises:
-        UnknownName: it is not; the message lists the allowed sets.
+        UnknownName: the set is not in the paper; the message lists the allowed sets.
     """
     if features not in FEATURES:
         raise UnknownName("features", features, FEATURES)

@@ -105,8 +105,8 @@ class Learned:
         beyond: mean number of accepted nodes, not expanded by a model, that followed directly after
             such a draft.
         regret_budget: number of target passes that drafting may still lose against plain decoding.
-            With any drafter, the whole run takes at most `INITIAL_REGRET_BUDGET` passes and the share for probes
-            longer than plain decoding. None before the first step.
+            With any drafter, the whole run takes at most `INITIAL_REGRET_BUDGET` passes and the
+            share for probes longer than plain decoding. None before the first step.
         idle: number of passes since the last draft; it is kept while probes succeed.
     """
 
@@ -369,7 +369,10 @@ class _Budget:
 
     @property
     def prices(self) -> tuple[Curve, int, float, float]:
-        """Return the arguments of `worth_verifying` that follow the scores."""
+        """Return the target's cost curve, the number of sequences, `rate` and `left`.
+
+        These are the last arguments of `worth_verifying`.
+        """
         return self.costs.target_curve, self.rows, self.rate, self.left
 
     def due(self, memory: Learned, share: float) -> bool:
@@ -384,13 +387,19 @@ class _Budget:
     def promising(
         self, tree: Tree, start: int, room: TreeBudget, depth: int
     ) -> tuple[Ints, Ints, float, float]:
-        """Return the best nodes from number `start` on, which may have children, and their costs.
+        """Return the best nodes that may have children, and figures of their verification.
+
+        See `kernels.tree_growth.promising`.
+
+        Args:
+            tree: the tree.
+            start: the lowest node number that is considered.
+            room: bounds on the tree.
+            depth: the largest depth that the policy drafts.
 
         Returns:
-            The nodes; those of them whose parent the drafter has read; the cost of verifying one
-                more node,
-            in tokens; and the value of the worst node that is worth its verification. See
-            `kernels.tree_growth.promising`.
+            The nodes; the nodes whose parent the drafter has read; the cost of verifying one more
+                node, in tokens; and the value of the worst node that is worth its verification.
         """
         columns = tree.row, tree.depth, tree.score, tree.entropy
         return promising(
@@ -462,7 +471,8 @@ class _Guesses:
     Attributes:
         candidates: [F, K] the candidates.
         score: [F, K] the log value of each candidate.
-        entropy: [F] entropy of q in nats; `UNREAD_ENTROPY` after nodes that the drafter has not read.
+        entropy: [F] entropy of q in nats; `UNREAD_ENTROPY` after nodes that the drafter has not
+            read.
     """
 
     candidates: Candidates

@@ -71,8 +71,8 @@ class Distributions:
 
     A processor that counts its calls is called as in plain decoding: once for every token, in their
     order. If processors forbid all tokens, p is the target's own distribution without processors,
-    and `raise_if_invalid` raises an error. The error is delayed because an acceptor may look beyond the end of
-    a text, where plain decoding computes nothing.
+    and `raise_if_invalid` raises an error. The error is delayed because an acceptor may look beyond
+    the end of a text, where plain decoding computes nothing.
 
     Args:
         logits: [N, V] the target's raw logits.
@@ -277,7 +277,12 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 def _likeliest(logits: Tensor, at: Ints | None) -> list[int]:
-    """Return the results of `likeliest` [N] on the host, in the order `at`."""
+    """Return the likeliest token of each vector of logits [N, V], as a list on the host.
+
+    Args:
+        logits: [N, V] the logits.
+        at: the indices of the vectors, in the order of the list; by default all.
+    """
     found = _all_likeliest(logits)
     return found if at is None else [found[i] for i in at.tolist()]
 

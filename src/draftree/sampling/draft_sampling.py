@@ -182,9 +182,10 @@ def couple_log_q(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) 
     """Return log q [F, V] of the target's choice, given the noise that samples this choice.
 
     The target chooses argmax(log p + g), and the noise g is known before p. If the logits of
-    drafter and target differ by Gumbel errors of scale `GUMBEL_ERROR_SCALE`, log p and log q differ by errors
-    of scale SPREAD / T at temperature T. The target's token is then distributed as softmax((log q +
-    g) · T / SPREAD). For greedy sequences, which have no noise, log q is returned unchanged.
+    drafter and target differ by Gumbel errors of scale s = `GUMBEL_ERROR_SCALE`, log p and log q
+    differ by errors of scale s / T at temperature T. The target's token is then distributed as
+    softmax((log q + g) · T / s). For greedy sequences, which have no noise, log q is returned
+    unchanged.
     """
     assert drawing.noise is not None
     scale = np.array([drawing.temperature(row) / GUMBEL_ERROR_SCALE for row in rows.tolist()])

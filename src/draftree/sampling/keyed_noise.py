@@ -39,7 +39,13 @@ class RandomSource(ABC):
 
     @abstractmethod
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
-        """Sample a token from distribution p [V] for the place `depth` tokens after a root."""
+        """Sample a token from a distribution for a place in a text.
+
+        Args:
+            p: [V] the distribution.
+            row: the slot of the sequence.
+            depth: the number of tokens from the root to the place.
+        """
 
     def choose(self, scores: Tensor, row: int, depth: int) -> int:
         """Sample a token from softmax(scores [V]) for a place; −1 if it is not a distribution."""
@@ -48,7 +54,14 @@ class RandomSource(ABC):
 
     @abstractmethod
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
-        """Return True with probability p; `index` distinguishes several calls for one place."""
+        """Return True with probability p, for a place in a text.
+
+        Args:
+            p: the probability.
+            row: the slot of the sequence.
+            depth: the number of tokens from the root to the place.
+            index: distinguishes several calls for the same place.
+        """
 
 
 @final
@@ -88,7 +101,10 @@ class Keyed(RandomSource):
         return _cached_gumbel(place, n) if kind == 0 else _gumbel(place, n)
 
     def places(self, depths: int) -> Ints:
-        """Return the words [R, D, 5] of the target's noise, by sequence and depth; see `Place`."""
+        """Return the five words of the target's noise for each sequence and depth; see `Place`.
+
+        The result is [R, depths, 5] for R sequences.
+        """
         rows = range(len(self._requests))
         found = [[self._place(row, depth, 0) for depth in range(depths)] for row in rows]
         return np.array(found, np.int64).reshape(len(rows), depths, 5)
@@ -103,9 +119,9 @@ class Keyed(RandomSource):
     def gumbel_of(
         self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int = 0
     ) -> Tensor:
-        """Return the noise [M, n] of several places on a device, without waiting for the device.
+        """Return the noise of several places on a device, without waiting for the device.
 
-        It has the same bits as on the host.
+        The result is [M, n] for M places. It has the same bits as on the host.
         """
         if devices.on_host(device):
             made = [

@@ -54,7 +54,7 @@ class _Penalty(LogitsProcessor):
     def _occurrences(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the number of occurrences [R, V] of each token in the response.
 
-        Its dtype is that of the scores.
+        The result has the dtype of the scores.
         """
         response = input_ids[:, self._start :]
         return torch.zeros_like(scores).scatter_add_(

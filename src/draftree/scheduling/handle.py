@@ -77,7 +77,8 @@ class PartialPrompt:
         """Return the number of tokens that may be read when the prompt joins the batch.
 
         Joining copies the cache of the tokens that were read. For a prompt in several chunks only
-        `MAX_REMAINING_TOKENS` tokens may be left then, so that this step takes no longer than others.
+        `MAX_REMAINING_TOKENS` tokens may be left then, so that this step takes no longer than other
+        steps.
         """
         return MAX_REMAINING_TOKENS if len(self.hidden_states) > 1 else math.inf
 
@@ -248,7 +249,7 @@ class Handle:
         return new
 
     def tokens(self) -> Iterator[Token]:
-        """Yield the tokens as they are generated, until the request has ended.
+        """Yield each token as it is generated, until the request has ended.
 
         Raises:
             Exception: the exception that made the request fail.

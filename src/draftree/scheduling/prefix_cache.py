@@ -108,7 +108,8 @@ class PrefixStore:
             prompt: token ids of the prompt.
             cache: cache that contains the prompt's keys and values.
             row: slot of the prompt in the cache.
-            hidden_states: hidden states of all tokens of the prompt; entries of other slots are ignored.
+            hidden_states: hidden states of all tokens of the prompt; entries of other slots are
+                ignored.
         """
         parent, now = None, next(self._clock)
         mine = np.flatnonzero(hidden_states.rows == row)

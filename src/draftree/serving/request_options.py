@@ -134,7 +134,7 @@ def answer_grammar(body: ChatBody, limits: Limits) -> Grammar | None:
 
 
 def forced_tools(body: ChatBody, limits: Limits) -> list[FunctionTool]:
-    """Return the functions one of which the model must call; empty if it may answer in words.
+    """Return the functions of which the model must call one; empty if it may answer in words.
 
     Raises:
         ApiError: there are too many tools, a tool's schema is too large, or `tool_choice` names an

@@ -276,7 +276,7 @@ class Worker:
             self._count()
 
     def _await_work(self) -> None:
-        """Wait for work; after `IDLE_SECONDS` seconds without work, return free memory to the system."""
+        """Wait for work; return free memory to the system after `IDLE_SECONDS` without work."""
         work = lambda: bool(
             self._commands or self._stopped or any(lane.texts for lane in self._lanes.values())
         )

@@ -125,7 +125,7 @@ def probe_batch_invariance(
 
 
 def identity(decoder: Decoder) -> dict[str, str]:
-    """Return the properties of machine and model on which the findings depend."""
+    """Return a dict of the properties of machine and model on which the findings depend."""
     shapes = "".join(f"{name}{tuple(p.shape)}" for name, p in decoder.model.named_parameters())
     return {
         **machine(decoder.device),

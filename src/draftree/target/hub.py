@@ -53,7 +53,10 @@ def check_path(name: str) -> None:
 
 
 def is_hub_reachable() -> bool:
-    """Return whether the hub, or the configured proxy, accepts a connection within `CONNECT_TIMEOUT_SECONDS`."""
+    """Return whether the hub, or the configured proxy, accepts a connection.
+
+    The attempt ends after `CONNECT_TIMEOUT_SECONDS`.
+    """
     if constants.HF_HUB_OFFLINE:
         return False
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)

@@ -384,7 +384,7 @@ class Target:
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """Return an empty cache for `rows` sequences."""
+        """Return an empty cache for a batch of `rows` sequences."""
         return self.decoder.new_cache(rows, slots)
 
     def depth_room(self, position: int) -> int:
@@ -730,7 +730,7 @@ def _seen(tree: Tree, probes: Probes) -> Bools:
 def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> bool:
     """Return whether a CPU target is loaded in bfloat16 by default.
 
-    Its weights must be stored in bfloat16 and must not be changed by other options. The processor
+    The weights must be stored in bfloat16 and must not be changed by other options. The processor
     must have instructions for bfloat16.
     """
     # SmolLM2's own checkpoint is; the file in its package was quantised from it.

@@ -426,7 +426,7 @@ def _one(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
 def _ragged(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """Check three sequences of different lengths that end at different steps.
 
-    One prompt has a single token.
+    One of the prompts has a single token.
     """
     asked = ((1, 6), (11, 3), (6, 9))
     requests = [Request(suite.prompt(n), m, number=i) for i, (n, m) in enumerate(asked)]
@@ -813,8 +813,8 @@ def cases(
 ) -> list[Case]:
     """Return the cases of the conformance suite.
 
-    By default, the checks `FULL_CHECKS` run for every drafter × policy, each time with another third
-    of the acceptors. The checks `PAIRWISE` run for a selection of combinations.
+    By default, the checks `FULL_CHECKS` run for every drafter × policy, each time with another
+    third of the acceptors. The checks `PAIRWISE` run for a selection of combinations.
 
     So each acceptor is tested with each drafter and with each policy, but only `full` covers all
     combinations. The check of a single sequence uses only acceptors that guarantee the text. For

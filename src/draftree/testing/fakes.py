@@ -177,7 +177,7 @@ def table_target(table: Tensor, context: int = 16) -> Target:
 def random_table(vocab: int, seed: int) -> Tensor:
     """Return a table [V + 1, V, V] of random distributions.
 
-    One distribution has a token of probability 0.
+    In one of the distributions a token has probability 0.
     """
     logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(vocab + 1, vocab, vocab)))
     logits[0, 0, -1] = -torch.inf

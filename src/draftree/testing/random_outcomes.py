@@ -53,7 +53,7 @@ class Branching(RandomSource):
 
 
 def outcomes(run: Callable[[Branching], Outcome]) -> dict[Outcome, float]:
-    """Return the exact distribution of the results of `run`: {result: probability}.
+    """Return the exact distribution of the results of `run`, as a dict {result: probability}.
 
     `run` is called once for every possible sequence of branches.
     """

@@ -178,7 +178,7 @@ class Options(Parameters):
         )
 
     def _most(self, prompt: int) -> int:
-        """Return the largest number of new tokens for a prompt of `prompt` tokens."""
+        """Return the largest number of new tokens after a prompt of `prompt` tokens."""
         if self.max_length is None:
             return self.max_new_tokens
         if self.max_length <= prompt:

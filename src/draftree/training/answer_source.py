@@ -89,7 +89,12 @@ class Author(ABC):
         return 0
 
     def seconds(self, texts: int, tokens: int) -> float | None:
-        """Estimate the most seconds for texts of at most `tokens` tokens; None if it is unknown."""
+        """Return an upper estimate of the seconds for generating texts; None if it is unknown.
+
+        Args:
+            texts: number of texts.
+            tokens: largest number of tokens of a text.
+        """
         return None
 
     @abstractmethod

@@ -135,7 +135,7 @@ class Processes:
 
 
 def _cpu_only() -> bool:
-    """Return whether accelerate's launcher was told to use no GPU."""
+    """Return whether accelerate's launcher was started with the option to use no GPU."""
     return os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
 
 

@@ -324,8 +324,13 @@ def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
 def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
     """Return a checkpoint in the layout of the library speculators.
 
-    Its config names the target: `target`, by default the one that the checkpoint names, or else the
-    demo model.
+    The new config contains the name of the target.
+
+    Args:
+        method: the drafter's method.
+        stored: the checkpoint.
+        target: name of the target; by default the name in the checkpoint's config, or else the
+            demo model.
 
     Raises:
         UserError: the target does not fit; or the drafter's layer has biases only for queries, keys

@@ -72,7 +72,7 @@ class Server:
 class Remote(Author):
     """Generate texts with a model on a server.
 
-    Its answers are compared with the local target before any of them is used.
+    The server's answers are compared with the local target before any of them is used.
 
     Args:
         server: address of the server, and options of requests.
@@ -168,7 +168,7 @@ class Remote(Author):
         return "chat/completions", body | {"messages": asked.content}
 
     def _compare(self, held: Sequence[GeneratedText]) -> None:
-        """Raise an error if the server's answers are not those of the target.
+        """Raise an error if the server's answers differ from the target's own.
 
         Raises:
             UserError: too few tokens of the answers are the target's likeliest ones.

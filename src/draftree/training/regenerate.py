@@ -361,7 +361,10 @@ def _chat(chat: Messages) -> Talk:
 
 
 def _finished_rows(parts: Path) -> dict[int, Row]:
-    """Return the rows that all processes have written so far, without incomplete lines."""
+    """Return the rows that all processes have written so far, by index of the row.
+
+    Incomplete lines are ignored.
+    """
     found: dict[int, Row] = {}
     for path in sorted(parts.glob("*.jsonl")):
         for line in path.read_text("utf-8", errors="replace").splitlines():

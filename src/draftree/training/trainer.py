@@ -92,7 +92,13 @@ class Plan(Recipe):
     def parted(
         self, samples: Sequence[Sample], world: int, on: torch.device = torch.device("cpu")
     ) -> Self:
-        """Return the plan with `accumulate` set, for `world` processes on the device `on`."""
+        """Return the plan with `accumulate` chosen, if it was None.
+
+        Args:
+            samples: the samples; the longest one decides.
+            world: number of processes.
+            on: device of a process.
+        """
         if self.accumulate is not None:
             return self
         most = ON_GPU if on.type == "cuda" else TOGETHER
@@ -105,7 +111,10 @@ class Plan(Recipe):
         )
 
     def together(self, world: int) -> int:
-        """Return the number of samples in a micro-batch of one of `world` processes.
+        """Return the number of samples in a micro-batch of each process.
+
+        Args:
+            world: number of processes.
 
         Raises:
             UserError: the samples of a step cannot be divided evenly.
@@ -445,7 +454,7 @@ class Run:
 
 
 def split_samples(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
-    """Return the numbers of the samples for learning, and those of the held-out samples."""
+    """Return two lists: the indices of the samples for learning, and of the held-out samples."""
     order = np.random.default_rng([plan.seed, 0]).permutation(len(samples))
     held = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
     if len(samples) - held < 1:

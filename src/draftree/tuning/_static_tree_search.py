@@ -25,9 +25,9 @@ MOST = 128
 def expected_tau(paths: Paths, table: Floats) -> float:
     """Return the expected acceptance length τ of a tree under the product model.
 
-    The model assumes that a node is accepted with the product of a[d, r] along its path. τ is then
-    1 plus the sum of these products over all nodes. `table` [D, K] is a, the acceptance by depth
-    and rank.
+    The model assumes that a node is accepted with the product of a[d, r] along its path, where
+    a[d, r] is the entry of `table` [D, K] for depth d and rank r. τ is then 1 plus the sum of these
+    products over all nodes.
     """
     return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
 

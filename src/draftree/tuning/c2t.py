@@ -166,8 +166,8 @@ def evaluate_classifier(net: Classifier, held: Nodes) -> tuple[float, float, flo
 def auc(confidence: Floats, accepted: Bools) -> float:
     """Return the area under the ROC curve of confidences.
 
-    This is the fraction of pairs of an accepted and a rejected node in which the accepted one has
-    the higher confidence. Ties count half.
+    Of all pairs of an accepted and a rejected node, this is the fraction in which the accepted node
+    has the higher confidence. Ties count half.
 
     Args:
         confidence: [n] the confidences.

@@ -203,7 +203,7 @@ def nearest_existing(path: Path) -> Path:
 def _partial(path: Path, out: Path) -> Iterator[Path]:
     """Yield a hidden path next to `path` to write to, and remove it at the end.
 
-    Its name contains the process id.
+    The name of the hidden path contains the process id.
 
     Args:
         path: the file or folder that is written.

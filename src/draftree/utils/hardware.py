@@ -130,7 +130,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Return the properties of the machine on which the speed of a pass depends."""
+    """Return a dict of the properties of the machine on which the speed of a pass depends."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     figures = {
         "device": chip,

@@ -25,7 +25,7 @@ class Tell(Protocol):
     """Define the callback for progress: amount done, a remark, and the total once it is known."""
 
     def __call__(self, done: int, remark: str = "", of: int | None = None) -> None:
-        """Report the amount done, a remark, and the total."""
+        """Report the amount done, a short description, and the total."""
         ...
 
 
@@ -37,8 +37,8 @@ def ignore_progress(done: int, remark: str = "", of: int | None = None) -> None:
 def announce(what: str, own_bar: bool = False) -> Iterator[None]:
     """Report work that takes longer than two seconds.
 
-    One line is logged. On a terminal a spinner turns until the work is done. Nothing is reported
-    inside other announced work, or while the command line shows its own progress.
+    One line of text is logged. On a terminal a spinner turns until the work is done. Nothing is
+    reported inside other announced work, or while the command line shows its own progress.
 
     Args:
         what: the work, for example "loading the target".

@@ -131,9 +131,13 @@ class ParallelNet(nn.Module):
     def context(
         self, hidden: Mapping[int, Tensor], positions: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return the keys and values [R, H, n, width] of committed tokens, for each layer.
+        """Return a list with the keys and values of committed tokens for each layer.
 
-        They are computed from the target's hidden states [R, n, D′] of these tokens.
+        Keys and values are [R, H, n, width], for n tokens of R sequences and H heads.
+
+        Args:
+            hidden: the target's hidden states [R, n, D′] of the tokens, by index of their entry.
+            positions: the positions of the tokens.
         """
         fused = self.hidden_norm(
             self.fc(torch.cat([hidden[layer] for layer in self.layout.reads], dim=-1))
@@ -213,7 +217,7 @@ def _copy_weights(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
 
 
 def _add_head_norms(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
-    """Return a layer's weights with norms of queries and keys.
+    """Return a layer's weights by name, with norms of queries and keys.
 
     If the layer has no such norms, their weights are chosen to keep the usual size of queries and
     keys. Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² if the entries of x are

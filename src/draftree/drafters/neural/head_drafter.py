@@ -58,7 +58,7 @@ class ResBlock(nn.Module):
 def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
     """Return a float32 linear layer [V or V′, D] that is initialised as the target's LM head.
 
-    Its bias is initialised with that of the head, or with zeros.
+    The bias is initialised with the bias of the LM head, or with zeros.
     """
     theirs: Any = target.decoder.model.get_output_embeddings()
     vocab, width = target.decoder.head_weight.shape

@@ -69,7 +69,14 @@ def causal_pairs(at: Tensor, level: int) -> Tensor:
 
 
 def hide_first_pairs(mask: Tensor, feed: ForwardBatch, committed: Ints, level: int) -> None:
-    """Hide the first `level` pairs of each text from later pairs, in a mask [R, 1, n, S]."""
+    """Hide the first `level` pairs of each text from later pairs, in place.
+
+    Args:
+        mask: [R, 1, n, S] the additive mask that is changed.
+        feed: the pass, with n tokens of each of R texts.
+        committed: [R] the number of committed tokens in each text.
+        level: the number of pairs to hide.
+    """
     for r, scratch in enumerate(feed.scratch_positions):
         early = np.flatnonzero(np.concatenate((np.arange(committed[r]), scratch)) < level)
         late = np.flatnonzero(feed.padded_positions[r] >= level)

@@ -117,7 +117,14 @@ class Adapted(NamedTuple):
 
 
 def bucket(text: Ints, at: int, n: int, size: int) -> int:
-    """Return the bucket of the context before position `at`; `size` is a power of 2."""
+    """Return the bucket of the context before a position in a hash table.
+
+    Args:
+        text: the tokens.
+        at: the position.
+        n: one more than the number of tokens in the context.
+        size: the number of buckets, a power of 2.
+    """
     mixed = 0
     for i in range(at - n + 1, at):
         mixed = (mixed ^ int(text[i])) * 0x9E3779B97F4A7C15 % 2**64
@@ -127,7 +134,15 @@ def bucket(text: Ints, at: int, n: int, size: int) -> int:
 
 @native_as("index_contexts")
 def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
-    """Insert the contexts of the positions from `start` on into the index."""
+    """Insert the contexts of the positions from `start` on into the index, in place.
+
+    Args:
+        text: the tokens.
+        heads: the last position in each bucket.
+        before: for each position, the previous position in the same bucket.
+        start: the first position to insert.
+        n: one more than the number of tokens in a context.
+    """
     for at in range(max(start, n - 1), len(text)):
         slot = bucket(text, at, n, len(heads))
         before[at] = heads[slot]

@@ -128,7 +128,7 @@ def search(
 ) -> tuple[int, int, int]:
     """Find the longest suffix of a context that occurs in the corpus with a token after it.
 
-    If a suffix occurs, shorter suffixes occur too. Its length is therefore found by bisection.
+    If a suffix occurs, shorter suffixes occur too. The length is therefore found by bisection.
 
     Args:
         tokens: [T] the tokens of the corpus.
@@ -232,7 +232,7 @@ def build_trie(rows: Ints, nodes: int) -> PrefixTree:
 
 @native_as("grow_trie")
 def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """Return the fields of the trie that `build_trie` returns."""
+    """Return the four fields of the `PrefixTree` that `build_trie` returns, in their order."""
     matches, length = rows.shape
     most = 1 + nodes * length
     begin = np.zeros(most, np.int64)
@@ -256,7 +256,14 @@ def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
 
 
 def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """Return the fields of a trie that contains only the most frequent nodes of another trie."""
+    """Return the four fields of a `PrefixTree` with the most frequent nodes of a larger trie.
+
+    Args:
+        token: the token of each node.
+        count: the number of matches of each node.
+        parent: the parent of each node.
+        nodes: the largest number of nodes that are kept, without the root.
+    """
     kept = _most_frequent(count, nodes + 1)  # the root is the most frequent, or the first of equals
     number, log_q = np.zeros(len(token), np.int64), np.zeros(len(kept))
     first, children = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)

@@ -381,8 +381,9 @@ def select_best_draft(
 ) -> tuple[Int32s, Floats, float]:
     """Return the draft with the largest score among those for all lengths of the pattern.
 
-    A given draft takes part as well, and wins ties. The score of n tokens is at most n. Patterns
-    that are too short to exceed the best score are therefore skipped.
+    The given draft (`nodes`, `shares`, `score`) is compared as well, and wins ties. The score
+    of n tokens is at most n. Patterns that are too short to exceed the best score are therefore
+    skipped.
     """
     places, lengths = found
     count = len(places)

@@ -24,7 +24,7 @@ def extend_texts(texts: Texts, tree: Tree, verdict: AcceptResult) -> Texts:
 
 
 def truncate_texts(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
-    """Return the texts, some of them cut to their first `lengths[r]` tokens.
+    """Return all texts, of which some are cut to their first `lengths[r]` tokens.
 
     `rows` are the slots of the texts to cut; None stands for all.
     """

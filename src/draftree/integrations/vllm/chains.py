@@ -213,7 +213,13 @@ class Chains:
         return known
 
     def _time(self, last: Step, seconds: float, gained: int) -> None:
-        """Learn costs from the time of a step of vLLM that generated `gained` tokens."""
+        """Learn costs from the time of one step of vLLM.
+
+        Args:
+            last: the step.
+            seconds: time of the step without drafting.
+            gained: number of tokens that the step generated.
+        """
         work, drafting = last.work, last.ended - last.began
         times = StepTimes(
             work.context,
@@ -265,7 +271,12 @@ class Chains:
         return bool(rows) and len(self.slots.texts) > MAX_SPARE_RATIO * len(rows)
 
     def _resized(self, slots: Sequence[int | None], wanted: int) -> list[int | None]:
-        """Move the continuing requests to at least `wanted` slots, and return their new slots."""
+        """Move the continuing requests into new storage, and return the new slot of each request.
+
+        Args:
+            slots: the old slot of each request; None for a request without a slot.
+            wanted: the smallest number of slots of the new storage.
+        """
         size = 1 << (wanted - 1).bit_length()
         kept = [slot for slot in slots if slot is not None]
         chosen = np.array(kept + [-1] * (size - len(kept)), np.int64)

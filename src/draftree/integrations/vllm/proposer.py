@@ -108,7 +108,7 @@ class Proposer:
         return proposed
 
     def _fail(self, error: Exception) -> None:
-        """Log a failure and start with a new state; after `MAX_FAILURES` failures stop proposing."""
+        """Log a failure and start with a new state; stop proposing after `MAX_FAILURES` of them."""
         self._failures += 1
         told = f"{type(error).__name__}: {first_line(error)}"
         LOG.warning(

@@ -74,7 +74,8 @@ _CURRENT_FUNCTIONS: ContextVar[Functions | None] = ContextVar("draftree pass", d
 def dispatch_functions(model: Model) -> Model:
     """Return a model whose recurrent layers first call the functions set by `use_functions`.
 
-    It shares the weights of the given model. A model without recurrent layers is returned as it is.
+    The result shares the weights of the given model. A model without recurrent layers is returned
+    unchanged.
 
     The functions are globals of transformers' modules. The forwards of the layer classes are
     therefore rebuilt with other globals, in new classes.
@@ -172,7 +173,9 @@ class PassFunctions:
         activation: str | None = None,
         **_: Any,
     ) -> Tensor:
-        """Compute a causal convolution of the columns [R, d, K + M] of state and scratch slots.
+        """Compute a causal convolution over d channels.
+
+        Its inputs are the K columns of the state and the columns of the M scratch slots.
 
         Returns:
             [R, d, n] the result for the pass's tokens.
