@@ -2,26 +2,31 @@
 
     python benchmarks/bits.py --target smollm2 --suite spec_bench.jsonl --limit 20 --exactness bits --out bits.json
     python benchmarks/bits.py … --exactness ties --out ties.json          # the same with transformers' sdpa
+    python benchmarks/bits.py … --variant avx2 --out avx2.json            # with other native kernels
 
-Greedy texts are compared with stock `generate` of the same model object, alone, those at
-temperature 1 with plain decoding of the same seed (transformers draws otherwise). With `--rows`
-draftree writes so many texts in one batch, whatever their lengths, and stock `generate` pads them
-to one length beside the texts that it writes alone. Of a text that differs it is told where, and
-how far apart the two tokens' logits stood, in units in the last place. Prompts are spread evenly
-over the suite; a run that was stopped goes on.
+Greedy texts are compared with stock `generate` of the same model object, alone. Where native
+kernels run, and at temperature 1, they are compared with plain decoding of the same seed, alone:
+transformers' modules round otherwise than native kernels, and transformers draws otherwise. With
+`--rows` draftree writes so many texts in one batch, whatever their lengths, plain ones too, and
+stock `generate` pads them to one length beside the texts that it writes alone. Of a text that
+differs it is told where, and how far apart the two tokens' logits stood, in units in the last
+place. Prompts are spread evenly over the suite; a run that was stopped goes on.
 """
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from draftree import Request, Sampling, Target
+from draftree import Request, Sampling, Target, native
 from draftree.cli.arguments import quiet
 from draftree.data.prompts import encode
 from draftree.engine import Engine, load, plain
@@ -29,6 +34,7 @@ from draftree.evaluation import suites
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.result_rows import save
 from draftree.evaluation.teacher_forcing import evenly_spread
+from draftree.models.forward_batch import ForwardBatch
 from draftree.utils.files import append, write_text
 from peers import Way, speculative, theirs
 
@@ -45,6 +51,21 @@ def ours(engine: Engine, requests: list[Request]) -> list[list[int]]:
 def one_by_one(way: Way, requests: list[Request]) -> list[list[int]]:
     """Return the tokens that a way for single requests generates."""
     return [way(request)[0] for request in requests]
+
+
+def plainly(target: Target, requests: list[Request]) -> list[list[int]]:
+    """Return the tokens of plain decoding in one batch."""
+    return plain(target, requests).tokens
+
+
+def plainly_alone(target: Target, requests: list[Request]) -> list[list[int]]:
+    """Return the tokens of plain decoding of each text alone."""
+    return [plainly(target, [request])[0] for request in requests]
+
+
+def stock(target: Target, temperature: float) -> bool:
+    """Return whether texts are compared with those of stock `generate`."""
+    return not temperature and not target.decoder.native_kinds
 
 
 def padded(target: Target, requests: list[Request]) -> list[list[int]]:
@@ -69,10 +90,14 @@ def ways(
     target: Target, temperature: float, assistant: str | None, pairs: list[str], rows: int
 ) -> dict[str, Batch]:
     """Return every way by its name."""
-    alone = {} if temperature else speculative(target, assistant)
-    found: dict[str, Batch] = {name: partial(one_by_one, way) for name, way in alone.items()}
-    if rows > 1 and not temperature:
-        found["transformers: generate, padded"] = partial(padded, target)
+    found: dict[str, Batch] = {}
+    if stock(target, temperature):
+        alone = speculative(target, assistant)
+        found = {name: partial(one_by_one, way) for name, way in alone.items()}
+        if rows > 1:
+            found["transformers: generate, padded"] = partial(padded, target)
+    elif rows > 1:
+        found["draftree: plain"] = partial(plainly, target)
     for pair in pairs or [f"{d} {p}" for d in DRAFTERS for p in POLICIES]:
         drafter, policy = pair.split(" ")
         found[f"draftree: {pair}"] = partial(ours, load(target, drafter, policy))
@@ -87,8 +112,11 @@ def apart(target: Target, request: Request, wanted: list[int], found: list[int])
     )
     if at == min(len(wanted), len(found)):
         return {"token": at, "behind": None}
+    ids = np.array([*request.prompt, *wanted[:at]])
     with torch.inference_mode():
-        logits = target.decoder.model(torch.tensor([[*request.prompt, *wanted[:at]]])).logits[0, -1]
+        cache = target.decoder.new_cache(1, len(ids))
+        batch = ForwardBatch.chains([ids], cache.lengths.copy(), target.decoder.device)
+        logits = target.decoder.forward(batch, cache).logits[-1]
     one, other = logits[wanted[at]], logits[found[at]]
     unit = torch.finfo(logits.dtype).eps * 2.0 ** float(torch.floor(torch.log2(one.abs().float())))
     return {"token": at, "behind": round(float((one - other).float() / unit), 1)}
@@ -108,8 +136,8 @@ def compared(
             )
 
 
-def main() -> None:
-    """Generate and compare texts, then print and save the result."""
+def arguments() -> argparse.Namespace:
+    """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--suite", required=True)
@@ -122,11 +150,20 @@ def main() -> None:
         "--compile", action=argparse.BooleanOptionalAction, help="by default where it is faster"
     )
     parser.add_argument("--quantize", choices=("int4",))
+    parser.add_argument("--variant", choices=(*native.available(), native.OFF))
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--assistant", help="what `draftree export vdm --standalone` writes")
     parser.add_argument("--pair", action="append", default=[], metavar="'DRAFTER POLICY'")
     parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Generate and compare texts, then print and save the result."""
+    args = arguments()
+    if args.variant not in (None, native.variant()):  # it is chosen when draftree is imported
+        os.environ[native.VARIABLE] = args.variant
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     quiet()
     how = {"compile": args.compile, "quantize": args.quantize}
     target = Target.load(args.target, dtype=args.dtype, exactness=args.exactness, **how)
@@ -138,11 +175,10 @@ def main() -> None:
         for i, ids in enumerate(encoded)
     ]
     every = ways(target, args.temperature, args.assistant, args.pair, args.rows)
-    own = (
-        (lambda some: plain(target, some).tokens)
-        if args.temperature
-        else partial(one_by_one, partial(theirs, target))
-    )
+    if stock(target, args.temperature):
+        own: Batch = partial(one_by_one, partial(theirs, target))
+    else:
+        own = partial(plainly_alone, target)
     kept = args.out.with_name(args.out.name + ".partial")
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
     whole = len(done) // (len(every) * args.rows)  # batches; one that was broken off is begun anew

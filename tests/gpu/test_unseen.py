@@ -366,14 +366,14 @@ SOME: tuple[Policy, ...] = (
 def unseen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many nodes each tree had that the host had not seen when it was verified."""
     counts: list[int] = []
-    verified = draftree.drafting.step.verified
+    verified = draftree.drafting.step.verify_device_tree
 
     def counted(*args: Any) -> Any:
         found = verified(*args)
         counts.append(found[0].tree.drafted)
         return found
 
-    monkeypatch.setattr(draftree.drafting.step, "verified", counted)
+    monkeypatch.setattr(draftree.drafting.step, "verify_device_tree", counted)
     return counts
 
 

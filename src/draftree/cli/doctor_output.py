@@ -85,9 +85,9 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
             f"{kind.count} × {escape(kind.name)}", f"[{colour}]{kind.stable}[/]", kind.done, *ms
         )
     console.print(made)
-    if report.first_variant_layer is not None:
+    if report.parting is not None:
         console.print(
-            f"[red]a text has other bits where it is cut otherwise, {escape(report.first_variant_layer)}[/]",
+            f"[red]a text has other bits where it is cut otherwise, {escape(report.parting)}[/]",
             soft_wrap=True,
         )
     for p in report.prices:

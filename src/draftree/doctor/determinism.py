@@ -74,7 +74,7 @@ class ExactReport:
     """
 
     layers: Sequence[Layer]
-    first_variant_layer: str | None
+    parting: str | None
     prices: Sequence[Price]
     default: str
 
@@ -112,7 +112,7 @@ def examine(target: Target, tell: Tell = ignore_progress) -> ExactReport:
                     )
                 )
     cheap = found.price is not None and found.price <= MAX_DEFAULT_SLOWDOWN
-    return ExactReport(layers, found.first_variant_layer, prices, "bits" if cheap else "ties")
+    return ExactReport(layers, found.parting, prices, "bits" if cheap else "ties")
 
 
 def examine_layer(name: str, kind: Kind, device: torch.device) -> Layer:

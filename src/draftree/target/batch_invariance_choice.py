@@ -67,14 +67,14 @@ class Findings:
     """
 
     kinds: Mapping[str, Widths | None]
-    first_variant_layer: str | None
+    parting: str | None
     price: float | None = None
 
     @property
     def lacks(self) -> str | None:
         """Return the place where passes are not batch invariant; None if they are."""
         unstable = [name for name, widths in self.kinds.items() if widths is None]
-        return f"in its {unstable[0]}" if unstable else self.first_variant_layer
+        return f"in its {unstable[0]}" if unstable else self.parting
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
