@@ -24,10 +24,10 @@ TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), Trainab
 def one_spare_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     found = pkgutil.walk_packages(drafters.__path__, "draftree.drafters.")
     modules = [importlib.import_module(m.name) for m in found]
-    with_own_caches = [m for m in modules if "SPARE" in vars(m)]
+    with_own_caches = [m for m in modules if "SPARE_SLOTS" in vars(m)]
     assert len(with_own_caches) >= 4
     for module in with_own_caches:
-        monkeypatch.setattr(module, "SPARE", 1)
+        monkeypatch.setattr(module, "SPARE_SLOTS", 1)
 
 
 REQUESTS = [Request([5, 6, 7], 40), Request([9, 8, 7, 6, 5], 25, number=1)]

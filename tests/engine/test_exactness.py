@@ -721,7 +721,9 @@ def unweighted(tree: Tree, chain: list[int], i: int, p: Distributions, weight: f
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"), [("_kept", token_wise), ("_left", unweighted)], ids=["h", "residual"]
+    ("name", "wrong"),
+    [("_prefix_acceptance", token_wise), ("_block_residual", unweighted)],
+    ids=["h", "residual"],
 )
 def test_a_mistake_in_block_verification_is_noticed(
     name: str, wrong: Callable[..., object], monkeypatch: pytest.MonkeyPatch

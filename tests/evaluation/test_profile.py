@@ -107,7 +107,7 @@ def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
         (Always, "expand", "draft bookkeeping"),
         (Always, "commit", "draft bookkeeping"),
         (Greedy, "accept", "p, accepting"),
-        (SlotCache, "keep_all", "committing"),
+        (SlotCache, "commit_tokens", "committing"),
         (SequenceBatch, "_cut", "text"),
         (ForwardBatch, "forest", "packing, mask"),
     ],

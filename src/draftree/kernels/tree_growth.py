@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftree.kernels.ieee import exp, log, log1p
-from draftree.native import Array, native
+from draftree.native import Array, native, native_as
 
 Curve = tuple[Array, Array]
 Scan = tuple[Array, int, float, float]
@@ -291,7 +291,7 @@ def appended(
     return whole, real
 
 
-@native
+@native_as("gainful")
 def nodes_that_pay(
     score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float
 ) -> tuple[Array, Array]:
@@ -320,7 +320,7 @@ def nodes_that_pay(
     return kept[good], total
 
 
-@native
+@native_as("lessons")
 def calibration_examples(
     parents: Array,
     tokens: Array,
