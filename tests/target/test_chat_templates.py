@@ -27,7 +27,7 @@ turns."""
 OWN = {
     "vicuna": "A chat between a curious user",
     "llama-2": "<<SYS>>\nYou are a helpful, respectful",
-    "alpaca": "SubtreeCandidates is an",
+    "alpaca": "Below is an",
 }
 
 

@@ -65,7 +65,7 @@ def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> 
     }
     python = suggestion(OPTION, word) or suggestion(LOADING, word)
     if (told := suggestion(FLAG, word)) is None and word in FLAG_WORDS:
-        told = FLAG_WORDS[word].replace("{}", value or "VALUE_PATTERN")
+        told = FLAG_WORDS[word].replace("{}", value or "VALUE")
     if told is not None:
         told = add_command(as_options(told, flags), own, others)
     elif (told := _elsewhere(name, word, others)) is None and python is not None:

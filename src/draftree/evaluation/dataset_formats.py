@@ -166,7 +166,7 @@ FORMATS: Mapping[str, Format] = {
         "https://github.com/tatsu-lab/stanford_alpaca#data-release",
         _ALPACA,
         "{instruction}\n\n{input}",
-        lambda r: str(r.get("text", "SubtreeCandidates")).startswith("SubtreeCandidates"),
+        lambda r: str(r.get("text", "Below")).startswith("Below"),
         hub=("tatsu-lab/alpaca", None, "train"),
     ),
     "finance_alpaca": Format(

@@ -17,7 +17,7 @@ from draftree.serving.state import Prepared, ServerState
 from draftree.serving.tool_calls import Call, CallPiece
 from draftree.serving.worker import Job, TextUpdate
 
-DONE_EVENT = "[DONE_EVENT]"
+DONE_EVENT = "[DONE]"
 """Data of the last event of a streamed answer."""
 
 

@@ -55,7 +55,7 @@ class Metrics:
         )
         self.drafted = Counter(
             "spec_decode_num_draft_tokens",
-            "DraftVocab tokens that were verified",
+            "Drafted tokens that were verified",
             registry=registry,
         )
         self.accepted = Counter(
