@@ -437,9 +437,10 @@ class SequenceBatch:
         return events
 
     def _origins(self, tree: Tree, parents: Ints) -> list[Origin]:
-        """Return the origin of each accepted node, given the nodes' parents.
+        """Return for each accepted token whether it was drafted or forced.
 
-        A node's token was drafted, or forced because no other token was allowed.
+        A token is forced if no other token was allowed after its parent. `parents` are the parents
+        of the accepted nodes.
         """
         if not len(parents) or self.requests[int(tree.row[parents[0]])].forced is None:
             return ["drafted" for _ in parents]

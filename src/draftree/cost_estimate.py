@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from draftree.costs.cost_model import Size
 from draftree.costs.machine_probe import machine_speed
-from draftree.costs.model import Size
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
@@ -38,7 +38,7 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
     """Return the costs that have been learnt on this machine for a target with a drafter.
 
     Engines of one process share them. This function measures nothing: before the first steps, the
-    costs are an estimate (`costs.model`).
+    costs are an estimate (`costs.cost_model`).
     """
     decoder = target.decoder
     about = identity(target)

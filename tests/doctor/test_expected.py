@@ -10,7 +10,7 @@ import torch
 
 from draftree import cost_estimate
 from draftree.cost_estimate import identity, target_size
-from draftree.costs.model import Speed
+from draftree.costs.cost_model import Speed
 from draftree.doctor.expected_speed import examine
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.models.graph_capture import Graphs

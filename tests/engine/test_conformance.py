@@ -18,8 +18,8 @@ from draftree.batch import SequenceBatch
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.medusa import MedusaDrafter
-from draftree.drafters.neural import transformer_drafter
-from draftree.drafters.neural.draft_state import rewind
+from draftree.drafters.neural import kv_cached_drafter
+from draftree.drafters.neural.transformer_step_state import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber, UserError
 from draftree.kernels.tree_verification import packed
@@ -564,7 +564,7 @@ def others_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_tokens_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        transformer_drafter, "rewind", lambda state, lengths, rows: rewind(state, lengths, None)
+        kv_cached_drafter, "rewind", lambda state, lengths, rows: rewind(state, lengths, None)
     )
 
 

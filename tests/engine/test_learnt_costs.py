@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 from draftree import cost_estimate
 from draftree.cost_estimate import draft_size, identity, learnt_costs, target_size
 from draftree.costs import machine_probe, online
+from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.curves import Costs, CostTable
-from draftree.costs.model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.online import Learner, OnlineCosts
-from draftree.costs.timings import DraftStep, StepTimes
+from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine

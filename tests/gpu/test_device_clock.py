@@ -12,10 +12,10 @@ from torch import Tensor
 import draftree.drafting.step
 import draftree.loop
 from draftree.batch import SequenceBatch
+from draftree.costs.cost_model import PassShape, Size, Speed
 from draftree.costs.curves import Costs
-from draftree.costs.model import PassShape, Size, Speed
 from draftree.costs.online import Learner, OnlineCosts
-from draftree.costs.timings import DraftStep, StepTimes
+from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.lm import language_model
 from draftree.loop import Components, State, admit, step
 from draftree.models.graph_capture import EagerCapture, Graphs

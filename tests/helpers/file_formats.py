@@ -33,8 +33,8 @@ from draftree import cost_estimate
 from draftree.cli import arguments
 from draftree.cli.app import main
 from draftree.costs import machine_probe
+from draftree.costs.cost_model import PassShape, Speed
 from draftree.costs.curves import Costs, CostTable
-from draftree.costs.model import PassShape, Speed
 from draftree.costs.online import OnlineCosts
 from draftree.data import samples
 from draftree.data.prompts import encode, question
@@ -55,7 +55,7 @@ from draftree.policies.static import Static
 from draftree.registry import build, names, part
 from draftree.request import Request
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
-from draftree.target import batch_invariance_choice, gguf
+from draftree.target import batch_invariance_choice, gguf_conversion
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.testing.conformance import COSTS
 from draftree.text.option_fields import Parameters
@@ -456,7 +456,7 @@ def gguf_file(folder: Path) -> None:
 def dequantised(folder: Path) -> None:
     """Load a GGUF file with an empty cache folder, and write a short answer with it."""
     with mock.patch.dict("os.environ", {"DRAFTREE_CACHE": str(folder / "cache")}):
-        gguf._converted_folder.cache_clear()
+        gguf_conversion._converted_folder.cache_clear()
         written(folder / "target.gguf")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import vllm_batch
 from draftree.costs.curves import Costs
-from draftree.costs.timings import StepTimes
+from draftree.costs.step_timings import StepTimes
 from draftree.drafters.rest import REST
 from draftree.drafters.suffix import Suffix
 from draftree.errors import UnknownName, UserError

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from architectures import build
 from draftree.engine import load
 from draftree.errors import UserError
-from draftree.target import gguf
+from draftree.target import gguf_conversion
 from kind_models import gguf_tensors, write_gguf
 from reports import report
 
@@ -63,9 +63,9 @@ def test_a_split_file_is_read_from_any_of_its_parts(
     parts: int, tensors: dict[str, Any], tmp_path: Path
 ) -> None:
     whole = write_gguf(tmp_path / "whole.gguf", tensors)
-    folder = gguf.dequantise(whole)
+    folder = gguf_conversion.dequantise(whole)
     paths = split(tmp_path / "split", tensors, parts)
-    joined = {gguf.dequantise(path) for path in paths}
+    joined = {gguf_conversion.dequantise(path) for path in paths}
     assert len(joined) == 1, "one copy for all parts"
     ours, theirs = (load_file(place / "model.safetensors") for place in (*joined, folder))
     assert ours.keys() == theirs.keys()
@@ -79,7 +79,7 @@ def test_the_joined_file_has_the_whole_header(tensors: dict[str, Any], tmp_path:
         write_gguf(tmp_path / "whole.gguf", tensors),
         split(tmp_path / "split", tensors, 2),
     )
-    gguf._join(tmp_path / "joined.gguf", "llama", [GGUFReader(path) for path in paths])
+    gguf_conversion._join(tmp_path / "joined.gguf", "llama", [GGUFReader(path) for path in paths])
     one, other = GGUFReader(whole), GGUFReader(tmp_path / "joined.gguf")
     for name, entry in one.fields.items():
         if not name.startswith("GGUF."):
@@ -106,30 +106,30 @@ def test_a_part_of_another_model_is_named(tensors: dict[str, Any], tmp_path: Pat
     with pytest.raises(
         UserError, match=r"tiny-00002-of-00002.gguf' belongs to a model of 99 tensors"
     ):
-        gguf.dequantise(paths[0])
+        gguf_conversion.dequantise(paths[0])
     write_gguf(paths[1], other, (1, 3, len(names)))
     with pytest.raises(
         UserError,
         match=r"tiny-00002-of-00002.gguf' is part 2 of 3 by its header, allowed is part 2 of 2",
     ):
-        gguf.dequantise(paths[0])
+        gguf_conversion.dequantise(paths[0])
     write_gguf(paths[1], other, (1, 2, len(names)))
     with pytest.raises(UserError, match="which another part has, too: it belongs to another model"):
-        gguf.dequantise(paths[0])
+        gguf_conversion.dequantise(paths[0])
     write_gguf(paths[1], {names[1]: tensors[names[1]]}, (1, 2, len(names)))
     with pytest.raises(
         UserError, match=f"have {len(names[::2]) + 1} tensors, allowed are {len(names)}"
     ):
-        gguf.dequantise(paths[0])
+        gguf_conversion.dequantise(paths[0])
 
 
 def test_a_part_under_another_name_is_named(tensors: dict[str, Any], tmp_path: Path) -> None:
     paths = split(tmp_path, tensors, 2)
     lost = paths[1].rename(tmp_path / "second.gguf")
     with pytest.raises(UserError, match=r"is part 2 of 2 by its header.*NAME-00001-of-00002"):
-        gguf.dequantise(lost)
+        gguf_conversion.dequantise(lost)
     with pytest.raises(UserError, match="is named as part 3 of 2"):
-        gguf.dequantise(paths[0].rename(tmp_path / "tiny-00003-of-00002.gguf"))
+        gguf_conversion.dequantise(paths[0].rename(tmp_path / "tiny-00003-of-00002.gguf"))
 
 
 WRONG = {
@@ -147,7 +147,7 @@ def test_a_number_that_the_tensors_do_not_have_is_refused(
     with pytest.raises(
         UserError, match=rf"llama\.{name} is {WRONG[name]}, allowed by its tensors is"
     ):
-        gguf.dequantise(path)
+        gguf_conversion.dequantise(path)
 
 
 def test_a_header_of_more_weights_than_there_are_is_refused(
@@ -157,13 +157,13 @@ def test_a_header_of_more_weights_than_there_are_is_refused(
         tmp_path / "wrong.gguf", tensors, feed_forward_length=261, attention__key_length=260
     )
     with pytest.raises(UserError, match=r"a header for \d+ weights, allowed by its tensors are"):
-        gguf.dequantise(path)
+        gguf_conversion.dequantise(path)
 
 
 def test_missing_tensors_are_named(tensors: dict[str, Any], tmp_path: Path) -> None:
     some = {name: value for name, value in tensors.items() if name != "blk.1.ffn_up.weight"}
     with pytest.raises(UserError, match=r"lacks|weights"):
-        gguf.dequantise(write_gguf(tmp_path / "wrong.gguf", some))
+        gguf_conversion.dequantise(write_gguf(tmp_path / "wrong.gguf", some))
 
 
 def costs(paths: list[Path], told: Any) -> None:
@@ -171,7 +171,7 @@ def costs(paths: list[Path], told: Any) -> None:
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     for path in paths:
         with pytest.raises(UserError):
-            gguf.dequantise(path)
+            gguf_conversion.dequantise(path)
     told.put(
         (
             time.process_time() - start,

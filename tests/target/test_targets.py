@@ -33,7 +33,7 @@ from draftree.models.load_options import Loading
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import names
-from draftree.target import gguf, target_names
+from draftree.target import gguf_conversion, target_names
 from draftree.target.target_names import (
     FILE,
     SMOLLM2_HUB_ID,
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
-    gguf._converted_folder.cache_clear()
+    gguf_conversion._converted_folder.cache_clear()
 
 
 def logits(model: Any) -> Tensor:
@@ -102,7 +102,7 @@ def test_dequantising_reads_a_vocabulary_no_more_than_transformers_does(
             super().__init__(*words)
 
     monkeypatch.setattr(package, "GGUFReader", Reader)
-    monkeypatch.setattr(gguf, "return_memory", lambda: returned.append(True))
+    monkeypatch.setattr(gguf_conversion, "return_memory", lambda: returned.append(True))
     write_gguf(tmp_path / "x.gguf", "Q4_1")
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
     assert Path(location(str(tmp_path / "x.gguf"))).is_dir()
@@ -131,8 +131,8 @@ def test_its_tokenizer_and_template_come_from_it_and_what_was_kept_is_read(
     assert target.tokenizer.encode(text) == byte_tokenizer().encode(text)
     assert target.tokenizer.chat_template == TEMPLATE
     assert target.eos == {1}
-    monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("it is kept"))
-    gguf._converted_folder.cache_clear()  # as a second process
+    monkeypatch.setattr(gguf_conversion, "_convert", lambda *_: pytest.fail("it is kept"))
+    gguf_conversion._converted_folder.cache_clear()  # as a second process
     moved = path.with_name("moved.GGUF")
     moved.write_bytes(path.read_bytes())
     assert (
@@ -214,7 +214,9 @@ def test_a_gguf_file_that_cannot_be_served_is_one_line(
 def test_a_missing_package_is_named(
     packed: tuple[Path, dict[str, Tensor]], draftree: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == "gguf" else object())
+    monkeypatch.setattr(
+        gguf_conversion, "find_spec", lambda name: None if name == "gguf" else object()
+    )
     status, _, err = draftree("generate", "x", "--target", packed[0], "--drafter", "pld")
     assert status == 2
     assert "needs the package 'gguf': pip install 'draftree[gguf]'" in err
@@ -243,9 +245,11 @@ def test_a_second_process_waits_for_the_first(
 ) -> None:
     path, _ = packed
     folder = Path(location(str(path)))
-    gguf._converted_folder.cache_clear()
+    gguf_conversion._converted_folder.cache_clear()
     aside = folder.rename(folder.with_name("aside"))
-    monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("the first has made it"))
+    monkeypatch.setattr(
+        gguf_conversion, "_convert", lambda *_: pytest.fail("the first has made it")
+    )
     found: list[str] = []
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         second = threading.Thread(target=lambda: found.append(location(str(path))))
@@ -314,7 +318,7 @@ def test_smollm2_answers(draftree: Command) -> None:
         assert err.count("dequantised: its weights are kept in") == 1
         assert "Paris" in json.loads(out)["text"]
         assert json.loads(out)["baseline"]["same_output"]
-        gguf._converted_folder.cache_clear()
+        gguf_conversion._converted_folder.cache_clear()
     kept = list((cache_folder() / "targets").iterdir())
     assert len(kept) == 1
 

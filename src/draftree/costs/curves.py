@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.timings import StepTimes
+from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError, format_value
 from draftree.kernels.tree_growth import between
 from draftree.metrics import Work

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from draftree.costs.model import Speed
+from draftree.costs.cost_model import Speed
 from draftree.errors import UserError
 from draftree.utils.files import as_user_error, read_object, write_text
 from draftree.utils.hardware import machine, measurement_path, time_work

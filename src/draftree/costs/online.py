@@ -16,9 +16,9 @@ from typing import final
 
 import numpy as np
 
+from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.curves import Costs, CostTable, monotone
-from draftree.costs.model import Correction, CostModel, PassShape, Size, Speed
-from draftree.costs.timings import StepTimes
+from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats
 from draftree.utils.files import as_user_error, lock_output, read_object, write_text

@@ -215,9 +215,10 @@ class FusedDrafter(Drafter[FusedState]):
     def find(
         self, state: FusedState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates | None, FusedState]:
-        """Return the retrieval hits of the parts that search, valued as without a guide.
+        """Return the retrieval hits of the parts that search, before the guide has run.
 
-        `expand` does not search again for the same nodes.
+        The guide is the trained drafter. The probabilities of the hits come from the acceptance
+        model for hits without a guide. `expand` does not search again for the same nodes.
         """
         if self.searches or drawing.kind.sampled:  # samples of one part are not merged with others
             return None, state

@@ -19,11 +19,8 @@ from transformers import DynamicCache, PreTrainedModel
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.draft_state import SPARE_SLOTS, Decoding
 from draftree.drafters.neural.draft_vocabulary import expand_logits
-from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.training_masks import additive, dual_block
-from draftree.drafters.neural.transformer_drafter import (
+from draftree.drafters.neural.kv_cached_drafter import (
     OneLayerDrafter,
     check_attends,
     copy_target_layer,
@@ -31,10 +28,13 @@ from draftree.drafters.neural.transformer_drafter import (
     load_model,
     new_model,
 )
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
+from draftree.drafters.neural.training_masks import additive, dual_block
+from draftree.drafters.neural.transformer_step_state import SPARE_SLOTS, Decoding
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.causal_lm import Decoder
-from draftree.target.attention_contribution import AUTO, Attending, measure_attention
+from draftree.target.layer_attention_share import AUTO, Attending, measure_attention
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree
 from draftree.utils.hardware import to_device

@@ -28,7 +28,18 @@ from draftree.drafters.base import (
     select_slots,
     slots_or_all,
 )
-from draftree.drafters.neural.draft_state import (
+from draftree.drafters.neural.draft_vocabulary import (
+    TargetEmbedding,
+    TargetHead,
+    check_size,
+    expand_logits,
+)
+from draftree.drafters.neural.glide_model import Glimpse, GlimpseModel, View
+from draftree.drafters.neural.kv_cached_drafter import BorrowingDrafter, candidates_within_context
+from draftree.drafters.neural.llama_modules import of_values
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
+from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
+from draftree.drafters.neural.transformer_step_state import (
     NO_TOKENS,
     SPARE_SLOTS,
     Decoding,
@@ -38,24 +49,13 @@ from draftree.drafters.neural.draft_state import (
     rewind,
     select_sequences,
 )
-from draftree.drafters.neural.draft_vocabulary import (
-    TargetEmbedding,
-    TargetHead,
-    check_size,
-    expand_logits,
-)
-from draftree.drafters.neural.glide_model import Glimpse, GlimpseModel, View
-from draftree.drafters.neural.llama_modules import of_values
-from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
-from draftree.drafters.neural.transformer_drafter import BorrowingDrafter, candidates_within_context
 from draftree.errors import UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.attention_contribution import AUTO, Attending, measure_attention
+from draftree.target.layer_attention_share import AUTO, Attending, measure_attention
 from draftree.target.target import CHUNK, HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.files import Entries

@@ -89,7 +89,7 @@ class JetSpec(ParallelMethod):
 
 @final
 class JetSpecDrafter(ParallelDrafter):
-    """Drafts the token of every slot independently, from the slots before it."""
+    """Drafts a distribution for every slot in one causal pass."""
 
     knobs: JetSpec
     kind: ClassVar[Kind] = "jetspec"

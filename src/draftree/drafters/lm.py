@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from draftree.drafters.base import Method
 from draftree.drafters.neural.draft_vocabulary import Shared
-from draftree.drafters.neural.transformer_drafter import LanguageModelDrafter
+from draftree.drafters.neural.kv_cached_drafter import LanguageModelDrafter
 from draftree.errors import UserError
 from draftree.models.causal_lm import one_layer
 from draftree.target.target import Target

@@ -27,8 +27,8 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import TargetHead, check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
+from draftree.drafters.neural.kv_cached_drafter import check_attends
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.transformer_drafter import check_attends
 from draftree.errors import UserError
 from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
 from draftree.models.causal_lm import Decoder, one_layer

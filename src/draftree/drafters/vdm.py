@@ -9,8 +9,7 @@ from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import expand_logits
-from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.transformer_drafter import (
+from draftree.drafters.neural.kv_cached_drafter import (
     LanguageModelDrafter,
     OneLayerDrafter,
     copy_target_layer,
@@ -18,6 +17,7 @@ from draftree.drafters.neural.transformer_drafter import (
     load_model,
     new_model,
 )
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.formats.checkpoint import Checkpoint
 from draftree.target.target import Target
 from draftree.utils.validated_dataclass import Presets, knob

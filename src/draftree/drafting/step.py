@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
-from draftree.costs.timings import DraftStep, StepTimes
+from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.drafting.states import DrafterFault, raises, stop_drafting
 from draftree.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any, final
 from draftree.acceptors.base import Acceptor
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
-from draftree.drafters.neural.draft_state import no_candidates
+from draftree.drafters.neural.transformer_step_state import no_candidates
 from draftree.engine import Engine
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Expand, Policy

@@ -1,9 +1,9 @@
 """Prompt suites: a shipped one by name, or a file.
 
-A row of a file with `turns` (of which all but the first may be left out), `question`, `messages` or
-`conversations` is a chat; one with `prompt` or `text` is raw text. `category` may stand beside
-either. Each line of a file `.txt` is a question; any other text file is one raw text. A file of a
-benchmark is named with its format, see `formats`.
+A row of a file with `turns`, `question`, `messages` or `conversations` is a chat; one with `prompt`
+or `text` is raw text. Each may have a `category`. Each line of a file `.txt` is a question; any
+other text file is one raw text. A benchmark's own file is named with its format, see
+`dataset_formats.py`.
 """
 
 import hashlib

@@ -397,9 +397,9 @@ def outcomes(
     unread: float,
     recent: float,
 ) -> tuple[Array, Array, Array]:
-    """Return training examples for the use of draft steps, from accepted, expanded nodes.
+    """Return examples for predicting whether it pays to expand a node by a pass of the draft model.
 
-    Features are 1, whether the node is a root, its log value, recent success, and the share of its
+    There is an example for each accepted node that the model expanded. Features are 1, whether the node is a root, its log value, recent success, and the share of its
     value that retrieval had found after it.
 
     Args:

@@ -176,7 +176,7 @@ class NativeLayer:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the packed weights."""
+        """Return the size of the packed weights in bytes."""
         return sum(t.nbytes for t in self._held[1:] if t is not None)
 
     def release(self) -> None:

@@ -54,5 +54,5 @@ class NativeLinear:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the packed weight."""
+        """Return the size of the packed weight in bytes."""
         return self._packed.nbytes

@@ -3,7 +3,7 @@
 Beam search drafts a tree for each sequence. Of each tree the nodes of the highest path probability
 are taken until the sequence is expected to get the tokens that its deadline asks for. What is left
 of the batch's budget goes to the nodes of the highest path probability of all sequences. The budget
-is fixed for a machine; there are no costs.
+is fixed for a machine; no cost model is used.
 """
 
 from dataclasses import dataclass

@@ -123,8 +123,8 @@ class Metrics:
     def count_tokens(self, seconds: float, tokens: int, first: bool) -> None:
         """Add new tokens of a text to the counters, and record their latency.
 
-        `seconds` is the time since the request for the first tokens, and since the previous tokens
-        for others.
+        For the first tokens of a text, `seconds` is the time since the request arrived; for later
+        tokens, the time since the previous ones.
         """
         self.new_tokens.inc(tokens)
         if first:

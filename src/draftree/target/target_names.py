@@ -34,7 +34,7 @@ def shipped_name(name: str) -> str | None:
     if wheel is None:
         return None
     if path.parent == (cache_folder() / "targets").resolve():  # a dequantised folder
-        from draftree.target.gguf import dequantised_folder
+        from draftree.target.gguf_conversion import dequantised_folder
 
         return SMOLLM2 if path.name == dequantised_folder((wheel,)).name else None
     return SMOLLM2 if path == wheel.resolve() else None
@@ -117,7 +117,7 @@ def location(name: str) -> str:
     if name == SMOLLM2:
         name = str(smollm2_file() or SMOLLM2_HUB_ID)
     if name.lower().endswith(".gguf"):
-        from draftree.target.gguf import dequantise
+        from draftree.target.gguf_conversion import dequantise
 
         return str(dequantise(Path(name)))
     return name

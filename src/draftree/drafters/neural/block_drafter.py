@@ -18,7 +18,6 @@ from typing_extensions import override
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.drafters.neural.block_model import Init, ParallelNet, select_fused_layers
 from draftree.drafters.neural.block_slots import compute_mask_outputs, make_slot_group
-from draftree.drafters.neural.draft_state import SPARE_SLOTS, move_unread, truncate_unread
 from draftree.drafters.neural.draft_vocabulary import (
     TargetHead,
     check_map,
@@ -28,6 +27,11 @@ from draftree.drafters.neural.draft_vocabulary import (
 from draftree.drafters.neural.head_drafter import group_by_depth, make_candidates
 from draftree.drafters.neural.llama_modules import SIZES, make_one_layer_config
 from draftree.drafters.neural.training_masks import block_starts
+from draftree.drafters.neural.transformer_step_state import (
+    SPARE_SLOTS,
+    move_unread,
+    truncate_unread,
+)
 from draftree.errors import UserError
 from draftree.formats.block_drafters import MAP, Kind, Layout, Sight, load_checkpoint, make_config
 from draftree.formats.checkpoint import Checkpoint

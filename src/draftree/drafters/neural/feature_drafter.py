@@ -26,17 +26,6 @@ from transformers import Cache, DynamicCache
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Trainable, replace_slots
-from draftree.drafters.neural.draft_state import (
-    NO_TOKENS,
-    SPARE_SLOTS,
-    Decoding,
-    Layout,
-    lay_out,
-    move_unread,
-    rewind,
-    select_sequences,
-    truncate_unread,
-)
 from draftree.drafters.neural.draft_vocabulary import expand_logits
 from draftree.drafters.neural.feature_drafter_on_device import (
     PairLayers,
@@ -50,6 +39,17 @@ from draftree.drafters.neural.training_masks import (
     block_starts,
     causal_pairs,
     hide_first_pairs,
+)
+from draftree.drafters.neural.transformer_step_state import (
+    NO_TOKENS,
+    SPARE_SLOTS,
+    Decoding,
+    Layout,
+    lay_out,
+    move_unread,
+    rewind,
+    select_sequences,
+    truncate_unread,
 )
 from draftree.kernels.tree_layout import unfed
 from draftree.models.forward_batch import ForwardBatch

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from draftree.drafters.neural.draft_state import CachingLayers, Decoding, Pick
 from draftree.drafters.neural.feature_model_interface import PairNet
+from draftree.drafters.neural.transformer_step_state import CachingLayers, Decoding, Pick
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.graph_capture import Capture, Epilogue, InputTensors, OutputTensors, Weights
 from draftree.models.kv_cache import SlotCache, Writer

@@ -16,7 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs, CostSource
-from draftree.costs.timings import DraftStep, StepTimes
+from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.integrations.vllm.requests import Row, Slots
 from draftree.metrics import Work

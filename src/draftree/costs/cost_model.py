@@ -410,7 +410,10 @@ def _features(place: PassShape) -> tuple[Any, Floats]:
 
 @lru_cache(maxsize=256)
 def _matrix(places: tuple[PassShape, ...]) -> Floats:
-    """Return the weights [P, G] of the entries of θ for several passes."""
+    """Return h [P, G] for P passes, so that h @ θ is the correction of their log seconds.
+
+    A row has the interpolation weights of a pass over the grid entries θ.
+    """
     h = np.zeros((len(places), len(_PRIOR)))
     for row, place in zip(h, places, strict=True):
         at, weights = _features(place)

@@ -24,7 +24,14 @@ from draftree.drafters.base import (
     replace_slots,
     slots_or_all,
 )
-from draftree.drafters.neural.draft_state import (
+from draftree.drafters.neural.draft_vocabulary import (
+    Shared,
+    TargetEmbedding,
+    TargetHead,
+    check_size,
+)
+from draftree.drafters.neural.low_rank_head import CandidateHead
+from draftree.drafters.neural.transformer_step_state import (
     SPARE_SLOTS,
     DecoderLayers,
     Decoding,
@@ -35,13 +42,6 @@ from draftree.drafters.neural.draft_state import (
     select_sequences,
     truncate_unread,
 )
-from draftree.drafters.neural.draft_vocabulary import (
-    Shared,
-    TargetEmbedding,
-    TargetHead,
-    check_size,
-)
-from draftree.drafters.neural.low_rank_head import CandidateHead
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.causal_lm import Decoder, one_layer, pretrained
