@@ -399,8 +399,9 @@ def outcomes(
 ) -> tuple[Array, Array, Array]:
     """Return examples for predicting whether it pays to expand a node by a pass of the draft model.
 
-    There is an example for each accepted node that the model expanded. Features are 1, whether the node is a root, its log value, recent success, and the share of its
-    value that retrieval had found after it.
+    There is an example for each accepted node that the model expanded. Features are 1, whether the
+    node is a root, its log value, recent success, and the share of its value that retrieval had
+    found after it.
 
     Args:
         parents: [N] −1 for roots.
