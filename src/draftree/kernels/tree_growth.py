@@ -411,8 +411,7 @@ def outcomes(
         score: [N] their log values.
         entropy: [N] the entropy of the q that proposed each node.
         accepted: [N] whether each node is accepted; roots are.
-        asked: [A] numbers of nodes after which retrieval found tokens before the model expanded
-            them.
+        asked: [A] numbers of nodes after which retrieval found tokens first.
         share: [A] the share of each such node's value that was found after it.
         found: [A, K] the tokens found; they do not count as proposals of the model.
         unread: the entropy that marks nodes whose parent no model expanded.
