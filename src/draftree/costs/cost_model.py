@@ -28,37 +28,9 @@ from draftree.costs.curves import MAX_WIDTH
 from draftree.tree import Floats
 
 TOKENS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    10,
-    12,
-    14,
-    16,
-    17,
-    20,
-    24,
-    28,
-    32,
-    33,
-    40,
-    48,
-    64,
-    65,
-    96,
-    128,
-    129,
-    192,
-    256,
-    512,
-    1024,
-)
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40,
+    48, 64, 65, 96, 128, 129, 192, 256, 512, 1024,
+)  # fmt: skip
 """Grid points for the number of tokens of all sequences.
 
 The time of kernels often rises after 8, 16, 32, 64 and 128 tokens.

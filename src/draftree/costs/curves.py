@@ -262,17 +262,21 @@ class CostTable:
         """
         path, what = Path(path), "a file of costs as `draftree costs --out` writes it"
         file = Entries(read_object(path, what), path)
-        entries = [
-            Entries(e, f"entry {i}")
-            for i, e in enumerate(file.get("entries", list[dict[str, Any]]))
-        ]
+        entries = file.get("entries", list[dict[str, Any]])
         try:
-            return cls(
-                tuple(_read(entry) for entry in entries),
-                {k: str(v) for k, v in file.get("about", dict, {}).items()},
-            )
+            return cls.of(entries, file.get("about", dict, {}))
         except UserError as error:
             raise UserError(f"'{path}' is not {what}: {error}") from error
+
+    @classmethod
+    def of(cls, entries: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) -> Self:
+        """Return the table that `asdict` turned into these JSON values.
+
+        Raises:
+            UserError: an entry has wrong values.
+        """
+        read = tuple(_read(Entries(e, f"entry {i}")) for i, e in enumerate(entries))
+        return cls(read, {k: str(v) for k, v in about.items()})
 
 
 UNIT = Costs({1: 1.0}, {1: 1.0})

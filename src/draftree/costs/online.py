@@ -16,40 +16,14 @@ from typing import final
 
 import numpy as np
 
-from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed
+from draftree.costs.cost_model import TOKENS, Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats
 from draftree.utils.files import as_user_error, lock_output, read_object, write_text
 
-WIDTHS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    10,
-    12,
-    14,
-    16,
-    17,
-    20,
-    24,
-    28,
-    32,
-    33,
-    40,
-    48,
-    64,
-    65,
-    96,
-    128,
-)
+WIDTHS = tuple(n for n in TOKENS if n <= 128)
 """Numbers of tokens of each sequence at which cost curves have a point."""
 TABLE_CONTEXTS = (128, 1024)
 """Context lengths for which a table of costs is made."""

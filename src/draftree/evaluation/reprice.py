@@ -69,7 +69,12 @@ def on_one_curve(result: Mapping[str, Any]) -> dict[str, Any]:
     saved = result["provenance"].get("costs") or {}
     if not set(drafters(result)) <= set(saved):
         raise UserError("the result does not hold the costs of its drafters: measure it anew")
-    tables = one_curve({d: _table(saved[d]) for d in drafters(result)})
+    tables = one_curve(
+        {
+            d: CostTable.of(saved[d]["entries"], saved[d].get("about") or {})
+            for d in drafters(result)
+        }
+    )
     for row in result["rows"]:
         _check(row, result, tables, grown=True)
     new = _recounted(result, tables)
@@ -117,16 +122,6 @@ def _scaled(entry: Costs, curve: Mapping[int, float]) -> Costs:
     draft = {width: seconds * factor for width, seconds in entry.draft.items()}
     others = {name: getattr(entry, name) * factor for name in ("commit", "find", "catch_up")}
     return replace(entry, draft=draft, target=dict(curve), **others)
-
-
-def _table(saved: Mapping[str, Any]) -> CostTable:
-    """Return the costs of a saved result."""
-    curves = ("draft", "target")
-    entries = [
-        Costs(**{**e, **{name: {int(w): s for w, s in e[name].items()} for name in curves}})
-        for e in saved["entries"]
-    ]
-    return CostTable(tuple(entries), saved.get("about") or {})
 
 
 def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[str, Any]:
