@@ -155,7 +155,7 @@ def of_kept(r: Random) -> Arguments:
     return (*(t[name] for name in names), keep)
 
 
-def of_lessons(r: Random) -> Arguments:
+def of_calibration_examples(r: Random) -> Arguments:
     t, some = tree(r), tree(r)
     chosen = np.sort(r.permutation(len(some["parents"]))[: len(t["parents"])])
     t = {name: column[: len(chosen)] for name, column in t.items()}
@@ -318,7 +318,7 @@ def of_layer(r: Random) -> Arguments:
     return t["row"], nodes, odd(r, len(nodes), int(r.integers(1, 9))), int(r.integers(0, 4))
 
 
-def of_gainful(r: Random) -> Arguments:
+def of_nodes_that_pay(r: Random) -> Arguments:
     t = tree(r)
     return t["score"], t["row"], 2, int(r.integers(0, len(t["row"]) + 1)), 5, r.random(2), 0.05
 
@@ -398,7 +398,7 @@ MAKERS: dict[str, Callable[[Random], Arguments]] = {
     "entropies": of_entropies,
     "falling": lambda r: (odd(r, int(r.integers(0, 40))),),
     "followed": of_followed,
-    "gainful": of_gainful,
+    "nodes_that_pay": of_nodes_that_pay,
     "gumbel": lambda r: (r.integers(0, 2**32, 5).astype(np.uint32), int(r.integers(0, 300))),
     "height": lambda r: (*curve(r), float(r.normal(5, 5))),
     "hide": of_hide,
@@ -409,7 +409,7 @@ MAKERS: dict[str, Callable[[Random], Arguments]] = {
     "largest": of_largest,
     "leading": of_leading,
     "leading_of_layer": of_layer,
-    "lessons": of_lessons,
+    "calibration_examples": of_calibration_examples,
     "likeliest": of_likeliest,
     "merge": of_merge,
     "move_slots": of_move_slots,

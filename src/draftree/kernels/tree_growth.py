@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftree.kernels.ieee import exp, log, log1p
-from draftree.native import Array, native, native_as
+from draftree.native import Array, native
 
 Curve = tuple[Array, Array]
 Scan = tuple[Array, int, float, float]
@@ -291,7 +291,7 @@ def appended(
     return whole, real
 
 
-@native_as("gainful")
+@native
 def nodes_that_pay(
     score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float
 ) -> tuple[Array, Array]:
@@ -320,7 +320,7 @@ def nodes_that_pay(
     return kept[good], total
 
 
-@native_as("lessons")
+@native
 def calibration_examples(
     parents: Array,
     tokens: Array,

@@ -204,7 +204,7 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>> appended(
   return {whole, real};
 }
 
-std::tuple<Out<int64_t>, Out<double>> gainful(const In<double>& score, const In<int64_t>& row, int64_t roots, int64_t before, int64_t k,
+std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score, const In<int64_t>& row, int64_t roots, int64_t before, int64_t k,
                                               const In<double>& worth, double least) {
   Numbers kept = lead(row.data() + roots, score.data() + roots, score.size(0) - roots, k), good;
   auto total = Out<double>::full({worth.size(0)}, 0.0);
@@ -217,7 +217,7 @@ std::tuple<Out<int64_t>, Out<double>> gainful(const In<double>& score, const In<
   return {array_of(good), total};
 }
 
-std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> lessons(const In<int64_t>& parents, const In<int64_t>& tokens, const In<int64_t>& number,
+std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> calibration_examples(const In<int64_t>& parents, const In<int64_t>& tokens, const In<int64_t>& number,
                                                             const In<bool>& accepted, const In<int64_t>& bonus, const In<int64_t>& all_parents,
                                                             const In<int64_t>& all_tokens, const In<double>& log_q, const In<double>& entropy,
                                                             const In<int64_t>& depth, double certain) {
@@ -402,8 +402,8 @@ void bind_tree_growth(nb::module_& m) {
   m.def("leading", &leading);
   m.def("leading_of_layer", &leading_of_layer);
   m.def("appended", &appended);
-  m.def("gainful", &gainful);
-  m.def("lessons", &lessons);
+  m.def("nodes_that_pay", &nodes_that_pay);
+  m.def("calibration_examples", &calibration_examples);
   m.def("outcomes", &outcomes);
   m.def("worth_verifying", &worth_verifying);
   m.def("selected", &selected);
