@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from engine_answers import AnswerWriter, EngineWriter, Journal
 from gpu_answers import Layers, Question, Writer
 
 from draftree.data.decontamination import Excluded
@@ -45,6 +46,8 @@ WARM = 0.7
 """The temperature of every second answer."""
 MADE_UP, QUESTION = 3500, 160
 """Questions that the target makes up, and the most tokens of one."""
+MADE_UP_FROM = 1 << 24
+"""The number of the first of them, above those of all answers."""
 PASSAGE = 1300
 """Characters of the target's own passage that are asked about, at most."""
 SPECS = {
@@ -94,7 +97,9 @@ class Talk:
 
 
 def loaded(device: str | None, name: str = "smollm2") -> Target:
-    """The target, in bfloat16 and with torch's own attention."""
+    """The target, in bfloat16; on a GPU with torch's own attention and without what the engine needs."""
+    if device == "cpu":
+        return target_of(name, device=device, dtype="bfloat16")
     return target_of(
         name,
         device=device,
@@ -113,15 +118,29 @@ class Writing:
         rows: sequences at a time.
         deadline: when no further answer is begun, by `time.monotonic`.
         seed: of what is drawn.
+        journal: a file that keeps the answers, so that an interrupted run goes on.
     """
 
-    def __init__(self, target: Target, rows: int, deadline: float, seed: int = 0) -> None:
+    def __init__(
+        self,
+        target: Target,
+        rows: int,
+        deadline: float,
+        seed: int = 0,
+        journal: pathlib.Path | None = None,
+    ) -> None:
         self.target = target
         self.rows = rows
         self.deadline = deadline
         self.seed = seed
         self.slots = min(SLOTS, target.decoder.context)
-        self.writer = Writer(target.decoder.model, rows, self.slots, sorted(target.eos), seed)
+        self.writer: AnswerWriter = (
+            Writer(target.decoder.model, rows, self.slots, sorted(target.eos), seed)
+            if target.decoder.device.type == "cuda"
+            else EngineWriter(target, rows, self.slots, seed)
+        )
+        if journal:
+            self.writer = Journal(self.writer, journal)
         self.done = list[Talk]()
 
     def late(self) -> bool:
@@ -132,7 +151,9 @@ class Writing:
         """Questions that the target makes up."""
         opening, tokenizer = Opening.of(self.target.tokenizer), self.target.tokenizer
         writer, self.writer.top_p = self.writer, 0.99
-        asked = [Question(i, opening.ids, QUESTION, 1.0) for i in range(int(1.25 * count))]
+        asked = [
+            Question(MADE_UP_FROM + i, opening.ids, QUESTION, 1.0) for i in range(int(1.25 * count))
+        ]
         texts = []
         for q, ids in writer.write(asked, self.late):
             text, ended = (
@@ -223,10 +244,15 @@ def write(
     rows_at_once: int = ROWS,
     made_up: int = MADE_UP,
     tell: Callable[[str], None] = print,
+    parts: int = 3,
+    journal: pathlib.Path | None = None,
 ) -> list[Talk]:
-    """All prompts with their answers, as many as the time allows; passages come first, as others wait for them."""
+    """All prompts with their answers, as many as the time allows; passages come first, as others wait for them.
+
+    Prompts are answered in several parts of all kinds, each in the order of their lengths.
+    """
     begun = time.monotonic()
-    writing = Writing(target, rows_at_once, begun + seconds)
+    writing = Writing(target, rows_at_once, begun + seconds, journal=journal)
 
     def said(what: str) -> None:
         count = sum(sum(talk.learn) for talk in writing.done)
@@ -241,23 +267,22 @@ def write(
     free = [writing.talk(i, row, turns) for i, row, turns in asked if "passages" not in row]
     first = [talk for talk in free if talk.row["kind"] == "passage"]
     others = [talk for talk in free if talk.row["kind"] != "passage"]
-    third = -(-len(others) // 3)
     questions = writing.make_up(made_up, excluded)
     said(f"{len(questions)} questions made up")
-    further = writing.answer([*first, *others[:third]])
-    said("first part")
-    told, bound = passages(writing.done), list[Talk]()
+    further = writing.answer([*first, *others[::parts]])
+    said(f"part 1 of {parts}")
+    told = passages(writing.done)
     for i, row, turns in asked:
         if "passages" in row and all(number in told for number in row["passages"]):
             texts = [told[number] for number in row["passages"]]
-            bound.append(writing.talk(i, row, [_placed(turns[0], texts)]))
-    own = [
+            others.append(writing.talk(i, row, [_placed(turns[0], texts)]))
+    others += [
         writing.talk(len(rows) + i, {"kind": "made up"}, [text]) for i, text in enumerate(questions)
     ]
-    further = writing.answer([*bound, *others[third : 2 * third], *own[: len(own) // 2], *further])
-    said("second part")
-    further = writing.answer([*others[2 * third :], *own[len(own) // 2 :], *further])
-    said("third part")
+    waiting = [talk for talk in others if not talk.ids]
+    for part in range(parts - 1):
+        further = writing.answer([*waiting[part :: parts - 1], *further])
+        said(f"part {part + 2} of {parts}")
     while further and not writing.late():
         further = writing.answer(further)
     writing.done += [talk for talk in further if talk.answers]
@@ -430,6 +455,7 @@ def main() -> None:
     ap.add_argument("--gsm8k", type=pathlib.Path)
     ap.add_argument("--exclude", type=pathlib.Path, action="append", default=[])
     ap.add_argument("--rows", type=int, default=ROWS)
+    ap.add_argument("--parts", type=int, default=3)
     ap.add_argument("--made-up", type=int, default=MADE_UP)
     ap.add_argument("--limit", type=int, default=10**9, help="prompts at most, for a try")
     ap.add_argument("--data", type=pathlib.Path)
@@ -444,6 +470,7 @@ def main() -> None:
     args = ap.parse_args()
     target = loaded(args.device, args.target)
     if args.what == "write":
+        args.out.mkdir(parents=True, exist_ok=True)
         asked = [row["question"] for row in lines(args.gsm8k)]
         talks = write(
             target,
@@ -453,6 +480,8 @@ def main() -> None:
             args.seconds,
             args.rows,
             args.made_up,
+            parts=args.parts,
+            journal=args.out / "journal.jsonl",
         )
         keep(talks, args.out)
     else:
