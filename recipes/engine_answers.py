@@ -95,21 +95,32 @@ class EngineWriter:
 class Journal:
     """Keep the answers of a writer in a file, and read them from it after an interruption.
 
+    Several processes may share a folder. Each writes the answers of one shard to its own file, and
+    reads the files of all when it starts.
+
     Args:
         writer: the writer.
-        path: a file of JSON lines `{"number", "ids"}`. An incomplete last line is dropped.
+        folder: folder of the files `journal-SHARD.jsonl`, whose lines are `{"number", "ids"}`. An
+            incomplete last line is ignored.
+        shard: index of the shard.
+        shards: number of shards. A question belongs to the shard `number % shards`.
     """
 
-    def __init__(self, writer: AnswerWriter, path: pathlib.Path) -> None:
+    def __init__(
+        self, writer: AnswerWriter, folder: pathlib.Path, shard: int = 0, shards: int = 1
+    ) -> None:
         self.writer = writer
-        self._path = path
+        self._path = folder / f"journal-{shard}.jsonl"
+        self._shard = shard
+        self._shards = shards
         self._known = dict[int, list[int]]()
-        if path.is_file():
+        for path in sorted(folder.glob("journal-*.jsonl")):
             text = path.read_bytes()
             complete = text[: text.rfind(b"\n") + 1]
-            path.write_bytes(complete)
+            if path == self._path and complete != text:
+                path.write_bytes(complete)
             rows: list[Any] = [json.loads(line) for line in complete.splitlines()]
-            self._known = {row["number"]: row["ids"] for row in rows}
+            self._known |= {row["number"]: row["ids"] for row in rows}
 
     @property
     def top_p(self) -> float:
@@ -128,12 +139,12 @@ class Journal:
     def write(
         self, questions: Sequence[Question], stop: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[Question, list[int]]]:
-        """Yield the answers that the file holds, then those that the writer writes."""
+        """Yield the answers that the files hold, then those of this shard that the writer writes."""
         missing = []
         for question in questions:
             if question.number in self._known:
                 yield question, self._known[question.number]
-            else:
+            elif question.number % self._shards == self._shard:
                 missing.append(question)
         with self._path.open("a", encoding="utf-8") as file:
             for question, ids in self.writer.write(missing, stop):

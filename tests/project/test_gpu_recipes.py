@@ -91,7 +91,7 @@ def test_batches_read_by_few_operations_are_the_targets(
 ) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
     monkeypatch.setattr(teacher, "read_features", teacher.read_features)  # put back afterwards
-    ours = recipe("smollm2_on_gpu")
+    ours = recipe("smollm2_training")
     ids = torch.randint(0, 4000, (3, 40))
     needs = HiddenStateSpec(hidden=(1, 2, -4))
     ours.SLOTS = 64
@@ -130,3 +130,55 @@ def test_prompts_are_of_every_kind_and_none_is_excluded(monkeypatch: pytest.Monk
     chosen = next(row["turns"] for row in rows if row["kind"] == "question")
     left = ours.prompts(questions, Excluded(chosen), share=0.02)
     assert chosen not in [row.get("turns") for row in left]
+
+
+def test_engine_writes_the_same_greedy_answers(
+    target: Target, answers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = recipe("engine_answers")
+    questions = [
+        answers.Question(i, target.tokenizer("Tom has two" + " and" * i)["input_ids"], 8 + i)
+        for i in range(7)
+    ]
+    by_gpu_recipe = answers.Writer(target.decoder.model, 3, 96, sorted(target.eos))
+    by_engine = ours.EngineWriter(target, 3, 96)
+    assert {q.number: ids for q, ids in by_engine.write(questions)} == {
+        q.number: ids for q, ids in by_gpu_recipe.write(questions)
+    }
+    assert not list(by_engine.write(questions, stop=lambda: True))
+
+
+class CountingWriter:
+    """A writer whose answers are the numbers of the questions, and which remembers what it wrote."""
+
+    top_p = 1.0
+
+    def __init__(self) -> None:
+        self.wrote = list[int]()
+
+    def write(self, questions, stop=lambda: False):  # type: ignore[no-untyped-def]
+        for question in questions:
+            self.wrote.append(question.number)
+            yield question, [question.number]
+
+
+def test_journal_writes_no_answer_twice_and_shares_shards(
+    answers: ModuleType, tmp_path: Path
+) -> None:
+    ours = recipe("engine_answers")
+    questions = [answers.Question(i, [1], 4) for i in range(6)]
+    first = ours.Journal(CountingWriter(), tmp_path)
+    answered = first.write(questions)
+    assert [next(answered)[1] for _ in range(2)] == [[0], [1]]
+    answered.close()
+    with (tmp_path / "journal-0.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"number": 2, "ids": [')  # the process was killed while it wrote this line
+    second = ours.Journal(CountingWriter(), tmp_path, shard=1, shards=2)
+    assert sorted(q.number for q, _ in second.write(questions)) == [0, 1, 3, 5]
+    assert second.writer.wrote == [3, 5]
+    third = ours.Journal(CountingWriter(), tmp_path)
+    assert {q.number: ids for q, ids in third.write(questions)} == {i: [i] for i in range(6)}
+    assert third.writer.wrote == [2, 4]
+    fourth = ours.Journal(CountingWriter(), tmp_path)
+    assert len(list(fourth.write(questions))) == 6
+    assert not fourth.writer.wrote

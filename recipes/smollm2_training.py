@@ -1,15 +1,22 @@
-"""Write SmolLM2's answers to `smollm2_prompts.jsonl.gz` and train drafters on them, on one GPU, within a bounded time.
+"""Write SmolLM2's answers to `smollm2_prompts.jsonl.gz`, and train drafters on them, within a bounded time.
 
-    python recipes/smollm2_on_gpu.py write --gsm8k gsm8k_train.jsonl --exclude spec_bench.jsonl --seconds 120 --out data
-    python recipes/smollm2_on_gpu.py train eagle3 --data data/samples.npz --seconds 240 --out drafters/eagle3
+    python recipes/smollm2_training.py write --gsm8k gsm8k_train.jsonl --exclude spec_bench.jsonl --seconds 120 --out data
+    python recipes/smollm2_training.py train eagle3 --data data/samples.npz --seconds 240 --out drafters/eagle3
 
-`write` lets the target make up questions, answers them and the prompts, and keeps the answers as
-text (`answers.jsonl.gz`) and as the ids that were written (`samples.npz`). Half of the answers are
-sampled at temperature 0.7, the others are greedy, and so are all that are measured on. `train` is
-`draftree train` over these ids, bounded in time; then it measures on the held-out prompts of each
-kind. Several may share the GPU. The answers of the repository were written by this script on an
-H100 in bfloat16: they are the target's, but for near ties, which another precision may break
-otherwise.
+`write` lets the target make up questions, answers them and the prompts, and stores the answers as
+text (`answers.jsonl.gz`) and as token ids (`samples.npz`). Half of the answers are sampled at
+temperature 0.7. The others are greedy, and so are all held-out ones. `train` does what `draftree
+train` does, on these ids and within `--seconds`. Then it measures the drafter on the held-out
+prompts of each kind.
+
+On a GPU, `gpu_answers` writes the answers, and several trainings may share the GPU. On a CPU the
+engine writes them in batches: some 350 tokens a second and core. There the same command goes on
+where it stopped, and several processes may share the prompts:
+
+    python recipes/smollm2_training.py write … --rows 32 --parts 24 --shard 0 --shards 2 --seconds 7200 --out data
+
+The answers are the target's in bfloat16, except where two tokens are almost equally likely: there
+the rounding of a batch decides.
 """
 
 import argparse
@@ -19,6 +26,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,8 +106,8 @@ class Talk:
 
 def loaded(device: str | None, name: str = "smollm2") -> Target:
     """The target, in bfloat16; on a GPU with torch's own attention and without what the engine needs."""
-    if device == "cpu":
-        return target_of(name, device=device, dtype="bfloat16")
+    if device == "cpu" or not (device or torch.cuda.is_available()):
+        return target_of(name, device="cpu", dtype="bfloat16")
     return target_of(
         name,
         device=device,
@@ -118,7 +126,7 @@ class Writing:
         rows: sequences at a time.
         deadline: when no further answer is begun, by `time.monotonic`.
         seed: of what is drawn.
-        journal: a file that keeps the answers, so that an interrupted run goes on.
+        journal: keeps the answers of a writer, so that an interrupted run goes on.
     """
 
     def __init__(
@@ -127,20 +135,18 @@ class Writing:
         rows: int,
         deadline: float,
         seed: int = 0,
-        journal: pathlib.Path | None = None,
+        journal: Callable[[AnswerWriter], AnswerWriter] = lambda writer: writer,
     ) -> None:
         self.target = target
         self.rows = rows
         self.deadline = deadline
         self.seed = seed
         self.slots = min(SLOTS, target.decoder.context)
-        self.writer: AnswerWriter = (
+        self.writer = journal(
             Writer(target.decoder.model, rows, self.slots, sorted(target.eos), seed)
             if target.decoder.device.type == "cuda"
             else EngineWriter(target, rows, self.slots, seed)
         )
-        if journal:
-            self.writer = Journal(self.writer, journal)
         self.done = list[Talk]()
 
     def late(self) -> bool:
@@ -245,7 +251,7 @@ def write(
     made_up: int = MADE_UP,
     tell: Callable[[str], None] = print,
     parts: int = 3,
-    journal: pathlib.Path | None = None,
+    journal: Callable[[AnswerWriter], AnswerWriter] = lambda writer: writer,
 ) -> list[Talk]:
     """All prompts with their answers, as many as the time allows; passages come first, as others wait for them.
 
@@ -456,6 +462,8 @@ def main() -> None:
     ap.add_argument("--exclude", type=pathlib.Path, action="append", default=[])
     ap.add_argument("--rows", type=int, default=ROWS)
     ap.add_argument("--parts", type=int, default=3)
+    ap.add_argument("--shard", type=int, default=0, help="of the prompts, for several processes")
+    ap.add_argument("--shards", type=int, default=1)
     ap.add_argument("--made-up", type=int, default=MADE_UP)
     ap.add_argument("--limit", type=int, default=10**9, help="prompts at most, for a try")
     ap.add_argument("--data", type=pathlib.Path)
@@ -481,7 +489,7 @@ def main() -> None:
             args.rows,
             args.made_up,
             parts=args.parts,
-            journal=args.out / "journal.jsonl",
+            journal=partial(Journal, folder=args.out, shard=args.shard, shards=args.shards),
         )
         keep(talks, args.out)
     else:
