@@ -2,12 +2,14 @@
 
     python recipes/smollm2_training.py write --gsm8k gsm8k_train.jsonl --exclude spec_bench.jsonl --seconds 120 --out data
     python recipes/smollm2_training.py train eagle3 --data data/samples.npz --seconds 240 --out drafters/eagle3
+    python recipes/smollm2_training.py chats --gsm8k gsm8k_train.jsonl --data data/answers.jsonl.gz --out chats
 
 `write` lets the target make up questions, answers them and the prompts, and stores the answers as
 text (`answers.jsonl.gz`) and as token ids (`samples.npz`). Half of the answers are sampled at
 temperature 0.7. The others are greedy, and so are all held-out ones. `train` does what `draftree
 train` does, on these ids and within `--seconds`. Then it measures the drafter on the held-out
-prompts of each kind.
+prompts of each kind. `chats` joins prompts and answers to files of `draftree train --data`:
+`chats.jsonl`, and `held.jsonl` with the held-out ones.
 
 On a GPU, `gpu_answers` writes the answers, and several trainings may share the GPU. On a CPU the
 engine writes them in batches: some 350 tokens a second and core. There the same command goes on
@@ -231,14 +233,19 @@ class Writing:
         ]
 
 
+def beginning_of_passage(text: str) -> str:
+    """Return the first `PASSAGE` characters of a text, up to the end of a sentence."""
+    text = text[:PASSAGE]
+    return text[: text.rfind(".") + 1] or text
+
+
 def passages(talks: Sequence[Talk]) -> dict[int, str]:
-    """The beginnings of the passages that were written, up to the end of a sentence, by their ids."""
-    found = {}
-    for talk in talks:
-        if talk.row["kind"] == "passage" and talk.answers:
-            text = talk.answers[0][:PASSAGE]
-            found[talk.row["id"]] = text[: text.rfind(".") + 1] or text
-    return found
+    """The beginnings of the passages that were written, by their ids."""
+    return {
+        talk.row["id"]: beginning_of_passage(talk.answers[0])
+        for talk in talks
+        if talk.row["kind"] == "passage" and talk.answers
+    }
 
 
 def write(
@@ -325,6 +332,43 @@ def keep(talks: Sequence[Talk], out: pathlib.Path) -> None:
             said |= {"cut": talk.cut} if talk.cut else {}
             said |= {"temperature": talk.temperature} if talk.temperature else {}
             file.write(json.dumps(said, ensure_ascii=False) + "\n")
+
+
+def chats(rows: Sequence[Row], gsm8k: Sequence[str], answers: Sequence[Row]) -> Iterator[Row]:
+    """Yield each answered prompt as a chat.
+
+    Args:
+        rows: the prompts.
+        gsm8k: GSM8K's training questions.
+        answers: the rows of `answers.jsonl.gz`.
+
+    Yields:
+        `{"messages", "cut", "kind", "held"}`; `cut` lists the messages that the limit of tokens
+        ended, and `held` is true for a held-out prompt.
+    """
+    texts = {
+        rows[each["prompt"]]["id"]: beginning_of_passage(each["answers"][0])
+        for each in answers
+        if each["prompt"] < len(rows) and rows[each["prompt"]]["kind"] == "passage"
+    }
+    for each in answers:
+        row: Row = {"kind": "made up", "turns": [each.get("question")]}
+        if each["prompt"] < len(rows):
+            row = rows[each["prompt"]]
+        turns = [gsm8k[row["gsm8k"]]] if row["kind"] == "math" else list(row["turns"])
+        turns[0] = _placed(turns[0], [texts[number] for number in row.get("passages", ())])
+        messages = []
+        for turn, answer in zip(turns, each["answers"], strict=False):
+            messages += [
+                {"role": "user", "content": turn},
+                {"role": "assistant", "content": answer},
+            ]
+        yield {
+            "messages": messages,
+            "cut": each.get("cut", []),
+            "kind": row["kind"],
+            "held": bool(row.get("held")),
+        }
 
 
 def read(path: pathlib.Path, share: float = 1.0) -> tuple[list[Sample], dict[str, list[Sample]]]:
@@ -453,7 +497,7 @@ def lines(path: pathlib.Path) -> Iterator[Row]:
 
 def main() -> None:
     ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    ap.add_argument("what", choices=("write", "train"))
+    ap.add_argument("what", choices=("write", "train", "chats"))
     ap.add_argument("name", nargs="?", choices=SPECS)
     ap.add_argument("--target", default="smollm2")
     ap.add_argument("--device")
@@ -476,6 +520,14 @@ def main() -> None:
     ap.add_argument("--seconds", type=float, default=600.0)
     ap.add_argument("--out", type=pathlib.Path, required=True)
     args = ap.parse_args()
+    if args.what == "chats":
+        args.out.mkdir(parents=True, exist_ok=True)
+        asked = [row["question"] for row in lines(args.gsm8k)]
+        joined = list(chats(list(lines(args.prompts)), asked, list(lines(args.data))))
+        for name, held in (("chats", False), ("held", True)):
+            texts = [json.dumps(chat) for chat in joined if chat["held"] == held]
+            (args.out / f"{name}.jsonl").write_text("".join(f"{text}\n" for text in texts))
+        return
     target = loaded(args.device, args.target)
     if args.what == "write":
         args.out.mkdir(parents=True, exist_ok=True)

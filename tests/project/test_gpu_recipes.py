@@ -182,3 +182,30 @@ def test_journal_writes_no_answer_twice_and_shares_shards(
     fourth = ours.Journal(CountingWriter(), tmp_path)
     assert len(list(fourth.write(questions))) == 6
     assert not fourth.writer.wrote
+
+
+def test_written_answers_become_chats_with_their_prompts(
+    target: Target, answers: ModuleType, tmp_path: Path
+) -> None:
+    """Two turns, a passage in its place, a made-up question, and a held-out prompt."""
+    ours = recipe("smollm2_training")
+    rows = [
+        {"kind": "passage", "id": 7, "turns": ["Write about bees."]},
+        {"kind": "rag", "turns": ["Passage: {0} What is it about?"], "passages": [7]},
+        {"kind": "chat", "turns": ["Hello.", "And now?"], "held": True},
+        {"kind": "math", "gsm8k": 0},
+    ]
+    talks = ours.write(target, rows, ["One and one?"], Excluded(), 600.0, 4, 2, lambda _: None)
+    ours.keep(talks, tmp_path)
+    written = list(ours.lines(tmp_path / "answers.jsonl.gz"))
+    found = list(ours.chats(rows, ["One and one?"], written))
+    assert [chat["held"] for chat in found] == [bool(t.row.get("held")) for t in talks]
+    turns = {talk.number: talk.turns for talk in talks}
+    for chat, row in zip(found, written, strict=True):
+        said = [message["content"] for message in chat["messages"]]
+        assert said[1::2] == row["answers"]
+        assert said[::2] == turns[row["prompt"]][: len(row["answers"])]
+        assert chat["cut"] == row.get("cut", [])
+    by_kind = {chat["kind"]: chat["messages"][0]["content"] for chat in found}
+    assert by_kind["math"] == "One and one?"
+    assert "{0}" not in by_kind["rag"]
