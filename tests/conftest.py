@@ -51,7 +51,7 @@ def in_a_moment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftree.measure_costs.LONGEST", 0.01)
         patch.setattr("draftree.measure_costs.CONTEXTS", (32,))
-        patch.setattr("draftree.models.packed_linear.MAX_TIMING_SECONDS", 0.01)
+        patch.setattr("draftree.utils.hardware.MAX_TIMING_SECONDS", 0.01)
         patch.setattr("draftree.utils.hardware.ROUNDS_RANGE", (1, 2))
         yield
 

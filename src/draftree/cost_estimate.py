@@ -16,7 +16,7 @@ from draftree.drafters.base import Drafter
 from draftree.models.causal_lm import Decoder
 from draftree.models.fused_cpu_modules import layer_kinds, replaced_kinds
 from draftree.models.packed_linear import packed_shapes
-from draftree.models.quantization_support import count_parameters, packed_bits, packed_weights
+from draftree.target.quantization_support import count_parameters, packed_bits, packed_weights
 from draftree.target.target import Target
 from draftree.utils.hardware import machine, measurement_path
 

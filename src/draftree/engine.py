@@ -39,8 +39,6 @@ from draftree.hf.generate import Hook, check_types, generate, is_text, taken_tex
 from draftree.loop import Components, State, decode
 from draftree.metrics import Stats
 from draftree.models.kv_cache import SlotCache
-from draftree.models.load_options import Loading
-from draftree.models.quantization_support import count_parameters
 from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
@@ -50,6 +48,8 @@ from draftree.sampling.params import GREEDY, Sampling
 from draftree.scheduling.handle import Handle, Update
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.scheduler import Scheduler
+from draftree.target.load_options import Loading
+from draftree.target.quantization_support import count_parameters
 from draftree.target.target import (
     HiddenStateSpec,
     Target,

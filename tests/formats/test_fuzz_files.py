@@ -25,9 +25,9 @@ from architectures import fresh, target
 from draftree.cli.arguments import quiet
 from draftree.engine import Engine
 from draftree.errors import LONGEST, UserError
-from draftree.models.supported_architectures import check_shapes
 from draftree.policies.chain import Chain
 from draftree.registry import KINDS, build, knobs, names
+from draftree.target.checkpoint_sizes import check_shapes
 from draftree.testing.conformance import COSTS
 from file_formats import FORMATS, PROMPT, PUBLISHED, TRAINABLE, original, plain, refusal, written
 from file_formats import use as use_format

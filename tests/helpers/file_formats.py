@@ -48,7 +48,6 @@ from draftree.engine import Engine
 from draftree.errors import LONGEST, DraftreeError, UserError
 from draftree.evaluation import resume, roofline, suites
 from draftree.evaluation.trace_store import Recordings
-from draftree.models import packed_linear
 from draftree.policies.c2t import Classifier
 from draftree.policies.chain import Chain
 from draftree.policies.static import Static
@@ -63,6 +62,7 @@ from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Shards
 from draftree.training.trainer import Plan, train
 from draftree.tuning._tree_dataset import Collected, Nodes
+from draftree.utils import hardware
 from folders import byte_tokenizer, target_folder
 from gguf_files import write_gguf
 from suite_rows import ROWS
@@ -363,7 +363,7 @@ def findings(folder: Path) -> None:
     ):
         machine_probe._known_speed("cpu", torch.float32)
         batch_invariance_choice.probe_batch_invariance(target("llama").decoder, priced=True)
-        packed_linear.second_is_faster("kernels", {}, lambda: (lambda: None, lambda: None))
+        hardware.second_is_faster("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
 def refound(folder: Path) -> None:
@@ -378,7 +378,7 @@ def refound(folder: Path) -> None:
             < math.inf
         )
         batch_invariance_choice.probe_batch_invariance(target("llama").decoder, priced=True)
-        packed_linear.second_is_faster("kernels", {}, lambda: (lambda: None, lambda: None))
+        hardware.second_is_faster("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
 def recordings(folder: Path) -> None:

@@ -14,7 +14,6 @@ from torch import nn
 from draftree import Request, Target
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models import packed_linear
 from draftree.models.packed_linear import (
     KernelLinear,
     Packed,
@@ -24,6 +23,7 @@ from draftree.models.packed_linear import (
     use_kernels,
 )
 from draftree.registry import build
+from draftree.utils import hardware
 from folders import resident, target_folder
 
 pytestmark = pytest.mark.skipif(
@@ -95,7 +95,7 @@ def test_the_faster_kernel_is_taken_and_remembered(
         calls.append(len(works))
         return own, ours
 
-    monkeypatch.setattr(packed_linear, "time_interleaved", interleaved)
+    monkeypatch.setattr(hardware, "time_interleaved", interleaved)
     for _ in range(2):
         model = nn.Sequential(copy.deepcopy(big), small, copy.deepcopy(big))
         use_kernels(model)

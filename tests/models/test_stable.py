@@ -14,7 +14,7 @@ from architectures import fresh
 from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models.batch_invariant import BatchInvariantRunner, first_variant_layer
+from draftree.models.batch_invariant import BatchInvariantRunner
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.invariant_attention import EXACT
@@ -22,7 +22,7 @@ from draftree.models.invariant_widths import Widths, find_elementwise_widths, wi
 from draftree.models.kv_cache import SlotCache
 from draftree.models.packed_linear import use_kernels
 from draftree.registry import build
-from draftree.target.batch_invariance_choice import resolve_exactness
+from draftree.target.batch_invariance_choice import first_variant_layer, resolve_exactness
 from draftree.tree import Ints
 from folders import target_folder
 

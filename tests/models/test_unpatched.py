@@ -15,9 +15,9 @@ from architectures import fresh
 from draftree import Request, Target
 from draftree.engine import Engine
 from draftree.models.causal_lm import Decoder
-from draftree.models.load_options import Loading
 from draftree.registry import build
 from draftree.target.kernel_choice import choose_kernels
+from draftree.target.load_options import Loading
 from folders import target_folder
 from hybrids import FAMILIES, hybrid
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from draftree.data.prompts import encode, question
 from draftree.engine import load
 from draftree.errors import UserError
-from draftree.models.load_options import Loading
 from draftree.target.chat_templates import names, read_template
+from draftree.target.load_options import Loading
 from draftree.target.target import tokenizer_of
 
 TURNS = [*question("Hi"), {"role": "assistant", "content": "Yes"}, *question("Why?")]

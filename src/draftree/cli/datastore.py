@@ -45,7 +45,7 @@ def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
     from draftree.cli import arguments, terminal
     from draftree.data.readers import Skipped
-    from draftree.models.load_options import Source
+    from draftree.target.load_options import Source
     from draftree.training.base import LOG
     from draftree.training.datastore import build
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from draftree.aliases import accepted
 from draftree.cli.output_files import check_output
 from draftree.errors import UnknownName, UserError, format_value
-from draftree.models.load_options import Loading, Source
+from draftree.target.load_options import Loading, Source
 from draftree.target.target_names import DEMO, SMOLLM2
 from draftree.text.option_fields import Parameters
 from draftree.utils.validated_dataclass import PRESET, knob, read, rule_of, rules

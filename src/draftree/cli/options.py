@@ -13,7 +13,7 @@ import typer
 
 from draftree.cli.option_checks import check
 from draftree.errors import UserError
-from draftree.models.load_options import Loading, Source
+from draftree.target.load_options import Loading, Source
 from draftree.target.target_names import ALLOWED
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from draftree.cli.options import (
 )
 from draftree.cli.output_files import check_output, default_name, remove
 from draftree.errors import UnknownName, UserError
-from draftree.models.load_options import Loading
+from draftree.target.load_options import Loading
 from draftree.utils.files import check_writable
 from draftree.utils.validated_dataclass import knob
 

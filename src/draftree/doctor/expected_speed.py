@@ -9,10 +9,10 @@ import torch
 from draftree.cost_estimate import learnt_costs, target_size
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
-from draftree.models.quantization_support import count_parameters
 from draftree.policies._device_growth import Plan
 from draftree.policies.base import Policy
 from draftree.registry import build
+from draftree.target.quantization_support import count_parameters
 from draftree.target.target import Target
 from draftree.utils.hardware import machine
 

@@ -32,9 +32,9 @@ from draftree.formats.checkpoint import (
 from draftree.models.fused_cpu_modules import accelerate
 from draftree.models.graph_capture import Capture, Weights
 from draftree.models.kv_cache import SlotCache
-from draftree.models.load_options import DTypeName
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.device_tree import Layers
+from draftree.target.load_options import DTypeName
 from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target, named
 from draftree.tree import AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
 from draftree.utils.files import as_user_error

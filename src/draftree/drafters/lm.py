@@ -13,7 +13,7 @@ from draftree.drafters.base import Method
 from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.drafters.neural.kv_cached_drafter import LanguageModelDrafter
 from draftree.errors import UserError
-from draftree.models.causal_lm import one_layer
+from draftree.target.model_construction import one_layer
 from draftree.target.target import Target
 from draftree.tree import DraftVocab
 

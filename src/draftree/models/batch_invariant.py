@@ -3,12 +3,12 @@
 For each kind of layer, the widths are searched at which a row has the same bits in every pass, and
 passes are padded or cut to them (`invariant_widths.py`). With batch-invariant attention
 (`invariant_attention.py`), a model then gives a token bitwise the same logits in a prompt, in a step of
-its own and in a tree. `first_variant_layer` checks this.
+its own and in a tree. `target/batch_invariance_choice.py` checks this.
 
 Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row before and after.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -24,14 +24,12 @@ from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.invariant_experts import are_experts, expert, make_expert_forward
 from draftree.models.invariant_widths import Made, Rows, Widths, find_elementwise_widths, widths
-from draftree.models.load_options import EXACT
+from draftree.models.kernel_names import EXACT
 from draftree.models.native_linear import NativeLinear
 from draftree.models.packed_linear import KernelLinear
-from draftree.models.runner import ModelRunner, Outputs
+from draftree.models.runner import ModelRunner
 from draftree.models.weight_sharing_copy import share_weights
 
-CHUNK_SIZES = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
-"""Lengths of the parts in which a test text is read; the result is compared with a single pass."""
 ROPE_BLOCK = 32
 """Number of positions whose rotary embedding is computed at a time."""
 
@@ -243,35 +241,3 @@ def _rope_in_blocks(
         return tuple(torch.cat(each, dim=1)[:, :count] for each in zip(*parts, strict=True))
 
     return forward
-
-
-@torch.inference_mode()
-def first_variant_layer(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
-    """Return the first layer at which a text's bits depend on how it is split into passes.
-
-    The result is the LM head if only logits differ, and None if nothing differs.
-    """
-    count = min(sum(CHUNK_SIZES), decoder.context)
-    ids = np.random.default_rng(1).integers(0, decoder.vocab, count)
-    layers = tuple(range(int(decoder.config.num_hidden_layers) + 1))
-
-    def read(parts: Sequence[Any]) -> tuple[Tensor, dict[int, Tensor]]:
-        cache = decoder.new_cache(1, count)
-        logits = list[Tensor]()
-        hidden = list[dict[int, Tensor]]()
-        for part in parts:
-            batch = ForwardBatch.chains([part], cache.lengths.copy(), decoder.device)
-            out = (runner or decoder.runner).forward(batch, cache, Outputs(layers))
-            logits.append(out.logits)
-            hidden.append(dict(out.hidden))
-            cache.keep(0, cache.lengths[0] + np.arange(len(part)))
-        return torch.cat(logits), {layer: torch.cat([h[layer] for h in hidden]) for layer in layers}
-
-    (whole, states), (parts, others) = (
-        read([ids]),
-        read([p for p in np.split(ids, np.cumsum(CHUNK_SIZES)[:-1]) if len(p)]),
-    )
-    for layer in layers[1:]:
-        if not torch.equal(states[layer], others[layer]):
-            return f"from layer {layer - 1} on ({type(decoder.layers[layer - 1]).__name__})"
-    return None if torch.equal(whole, parts) else f"in its head ({type(decoder.model).__name__})"

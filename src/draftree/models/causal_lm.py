@@ -7,12 +7,11 @@ Shapes: R rows, n tokens a row in one pass (padded), S slots, D hidden size, V v
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
 from draftree.models.distributed_models import input_device, move_to_device
@@ -22,22 +21,16 @@ from draftree.models.graph_runner import TRIAL_TOKENS, GraphRunner, check_record
 from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
 from draftree.models.invariant_attention import register
+from draftree.models.kernel_names import ATTENTION
 from draftree.models.kv_cache import LayerShape, SlotCache
 from draftree.models.kv_capture import capture_first_kv
-from draftree.models.load_options import ATTENTION
 from draftree.models.native_runner import NativeRunner
-from draftree.models.no_loading_bar import no_loading_bar
 from draftree.models.packed_linear import make_row_product
 from draftree.models.recurrent.cache_probe import StoredShapes
 from draftree.models.recurrent.state_cache import States
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.shape_buckets import ShapeBuckets
-from draftree.models.supported_architectures import (
-    FULL,
-    check_bounds,
-    check_shapes,
-    refuse_unsupported,
-)
+from draftree.models.supported_architectures import refuse_unsupported
 
 register()
 register_grouped()
@@ -367,61 +360,3 @@ def refuse_attention(model: PreTrainedModel) -> None:
         raise UserError(
             f"{name} has attn_implementation '{chosen}', which takes no mask of a tree: allowed is {allowed}"
         )
-
-
-def pretrained(
-    folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any
-) -> tuple[Any, dict[str, Any]]:
-    """Load a model with transformers; return the model and transformers' loading report.
-
-    Args:
-        folder: a folder or a hub id.
-        config: the model's config.
-        dtype: the dtype of the weights.
-        how: further arguments of `from_pretrained`.
-
-    Raises:
-        UserError: the sizes in the config differ from the sizes of the weights.
-    """
-    check_bounds(config, Path(folder))
-    if not how.get("trust_remote_code"):  # else the checkpoint brings its class
-        check_shapes(config, Path(folder))
-    auto: Any = AutoModelForCausalLM
-    try:
-        with no_loading_bar():
-            model, info = auto.from_pretrained(
-                folder, config=config, dtype=dtype, output_loading_info=True, **how
-            )
-    except RuntimeError as error:
-        if "mismatch" in str(error):  # transformers names them in a log
-            raise UserError(
-                f"'{folder}' has a config.json whose sizes are not those of the weights beside it"
-            ) from error
-        raise
-    return model, info
-
-
-def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:
-    """Return a new float32 model of the same architecture with few layers and random weights.
-
-    All layers get full attention if the architecture mixes layer types.
-
-    Args:
-        config: the config of the original model.
-        layers: the number of layers.
-        changes: other config entries that replace the original ones.
-    """
-    values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"} | changes
-    for name in ("layer_types", "layers_block_type"):
-        if values.get(name):
-            values[name] = [FULL] * layers
-    if "attn_layer_period" in values:  # Jamba
-        values |= {"attn_layer_period": 1, "attn_layer_offset": 0}
-    if values.get("attn_layer_indices"):  # Bamba
-        values["attn_layer_indices"] = list(range(layers))
-    if values.get("mlp_layer_types"):
-        values["mlp_layer_types"] = values["mlp_layer_types"][:layers]
-    small = type(config)(**{k: v for k, v in values.items() if k != "transformers_version"})
-    auto: Any = AutoModelForCausalLM
-    model: PreTrainedModel = auto.from_config(small, dtype=torch.float32)
-    return model

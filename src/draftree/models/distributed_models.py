@@ -11,16 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from draftree.errors import UserError
-from draftree.models.load_options import EXACT, Loading
-
 
 def is_spread(model: nn.Module) -> bool:
     """Return whether a model's weights are on several devices or are loaded during each pass."""
-    return len({p.device for p in model.parameters()}) > 1 or _is_offloaded(model)
+    return len({p.device for p in model.parameters()}) > 1 or is_offloaded(model)
 
 
-def _is_offloaded(model: nn.Module) -> bool:
+def is_offloaded(model: nn.Module) -> bool:
     """Return whether the model has weights that hooks load when their layer runs."""
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
     return hooked and any(p.is_meta for p in model.parameters())
@@ -35,35 +32,6 @@ def input_device(model: PreTrainedModel) -> torch.device:
     if device is None:
         return model.device
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-
-
-def check_weights(model: nn.Module, loading: Loading) -> None:
-    """Refuse a model without weights, and options that need all weights on one device.
-
-    Raises:
-        UserError: the message names the model or the option.
-    """
-    if any(p.is_meta for p in model.parameters()) and not _is_offloaded(model):
-        raise UserError(
-            f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded"
-        )
-    wrong = {
-        "adapter": loading.adapter,
-        "quantize int4": loading.quantize == "int4",
-        "exactness bits": loading.exactness == "bits",
-        f"attn_implementation {EXACT}": loading.attn_implementation == EXACT,
-        "kernels": loading.kernels,
-        "compile": loading.compile,
-    }
-    given = [name for name, value in wrong.items() if value]
-    if given and is_spread(model):
-        places = sorted(
-            {str(p.device).replace("meta", "disk or host memory") for p in model.parameters()}
-        )
-        told = f"device_map spreads the target over {', '.join(places)}"
-        raise UserError(
-            f"{given[0]} is given and {told}, allowed with it is one device for all of it"
-        )
 
 
 def move_to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from draftree.models.kernel_names import Kernels
 from draftree.models.kv_cache import KVView, Writer
 from draftree.models.llama_structure import GATED, epsilon
-from draftree.models.load_options import Kernels
 from draftree.models.native_layers import (
     FIRST_PART,
     SECOND_PART,

@@ -20,6 +20,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.models.grouped_attention import MAX_GROUPED_TOKENS
+from draftree.models.kernel_names import GROUPED
 from draftree.models.llama_structure import (
     CHILDREN,
     STACK,
@@ -29,7 +30,6 @@ from draftree.models.llama_structure import (
     first_linears,
     linears,
 )
-from draftree.models.load_options import GROUPED
 
 TRIAL_TOKENS = 5
 """Number of tokens of the pass by which `LlamaLayers` are compared with the model."""

@@ -10,11 +10,9 @@ Shapes: n tokens of a pass, D and E entries of a row before and after.
 
 import copy
 import ctypes
-import json
 import mmap
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -22,11 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from draftree.errors import UserError
-from draftree.models.load_options import Kernels
+from draftree.models.kernel_names import Kernels
 from draftree.models.native_linear import NativeLinear, can_pack
-from draftree.utils.files import Entries, read_object, write_text
-from draftree.utils.hardware import machine, measurement_path, time_interleaved
+from draftree.utils.hardware import second_is_faster
 
 TIMED_BATCH_SIZES = (1, 8)
 """Pass widths at which kernels are timed: the width of plain decoding, and of a draft tree."""
@@ -38,8 +34,6 @@ processor's cache.
 """
 PAGEOUT = 21
 """Linux's MADV_PAGEOUT, which drops pages of a mapped file without loss."""
-MAX_TIMING_SECONDS = 0.15
-"""Seconds for which the kernels of a shape are timed."""
 
 
 @final
@@ -216,30 +210,3 @@ def is_onednn_faster(layers: Sequence[nn.Linear]) -> bool:
         "tried": str(TIMED_BATCH_SIZES),
     }
     return second_is_faster("kernels", about, lambda: (work(stock), work(packed)))
-
-
-@torch.inference_mode()
-def second_is_faster(
-    topic: str,
-    about: Mapping[str, str],
-    works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
-) -> bool:
-    """Return whether the second of two functions is faster on this machine.
-
-    The first comparison is timed, and its result is saved.
-
-    Args:
-        topic: the folder where the result is saved.
-        about: the properties that the result depends on, besides the machine.
-        works: returns both functions.
-    """
-    cpu = torch.device("cpu")
-    told = {**machine(cpu), **about}
-    path = measurement_path(topic, told)
-    with suppress(UserError):
-        if path.is_file():
-            return bool(Entries(read_object(path, topic), path).get("packed", float, least=0) < 1)
-    own, ours = time_interleaved(works(), cpu, MAX_TIMING_SECONDS)
-    with suppress(OSError):  # not writable: timed again by the next process
-        write_text(path, json.dumps({"packed": ours / own, "about": told}, indent=1))
-    return ours < own

@@ -1,23 +1,17 @@
 """Refuse unsupported architectures, with the reason, before weights are loaded."""
 
-import copy
 import inspect
+import json
 import sys
 import warnings
 from collections.abc import Container, Mapping
-from math import prod
-from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import DraftreeWarning, UserError, format_value
-from draftree.models.quantization_support import shared_rounding
 from draftree.models.recurrent.ssm_functions import NAMES
-from draftree.utils.files import check_value, tensor_names, tensor_shapes
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -168,100 +162,29 @@ def _explain_unreachable(
     return None
 
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
-"""Config entries that must be at least 1 in a language model.
-
-The first and the last two may be missing.
-"""
+def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return a checkpoint's `quantization_config` as a dictionary; empty if it is not quantised."""
+    stored = getattr(config, "quantization_config", None) or {}
+    said: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
+    return said
 
 
-def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuse sizes that a folder's weights cannot have, before a model is built.
+def shared_rounding(config: PreTrainedConfig) -> str | None:
+    """Return why a token's rounding depends on the other tokens of a pass; None if it does not.
 
-    Args:
-        config: the config of the model.
-        folder: the folder of the model. If it does not exist, as for a hub id, only sizes below 1
-            are refused.
-
-    Raises:
-        UserError: the message names the entry.
+    With such rounding, a token's logits would depend on the draft tree in which it is verified.
     """
-    text, where = config.get_text_config(decoder=True), folder / "config.json"
-    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin")]
-    numbers = sum(p.stat().st_size for p in files)
-    layers = sum(len(tensor_names(p)) for p in files if p.suffix == ".safetensors")
-    for name in SIZES:
-        value = getattr(text, name, None)
-        size = check_value(
-            value, int | list | None, f"'{where}': {name}", least=1
-        )  # some have a list, one for each layer
-        most = layers if name == "num_hidden_layers" and layers else numbers
-        if files and isinstance(size, int) and size > most:
-            raise UserError(
-                f"'{where}': {name} is {size}, the weights beside it have room for {most} at most"
-            )
-    width, heads, depth = (
-        getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "head_dim")
-    )
-    if (
-        files
-        and isinstance(width, int)
-        and isinstance(heads, int)
-        and isinstance(depth, int)
-        and width * heads * depth > 2 * numbers
-    ):
-        told = f"{heads} heads of {depth} for a hidden size of {width}"  # of the smallest weights, two are in a byte
-        raise UserError(
-            f"'{where}': head_dim makes {told}, the weights beside it have room for {2 * numbers} numbers at most"
+    said = stored_quantization(config)
+    threshold = float(said.get("llm_int8_threshold", 6.0)) if said.get("load_in_8bit") else 0.0
+    if threshold:
+        return f"its llm_int8_threshold of {threshold} lets all tokens of a pass decide how each is rounded; allowed is 0"
+    groups = said.get("config_groups") or {}
+    rounded = [g.get("input_activations") or {} for g in groups.values() if isinstance(g, dict)]
+    whole = any(a.get("dynamic") and a.get("strategy") == "tensor" for a in rounded)
+    kinds = json.dumps(said.get("quant_type"), default=str)  # of torchao
+    if whole or ("DynamicActivation" in kinds and "PerTensor" in kinds):
+        told = "its activations are rounded by one scale for all tokens of a pass"
+        return (
+            f"{told}, which is measured in that pass; allowed is one for each token, or a fixed one"
         )
-
-
-def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuse a config whose sizes differ from those in the headers of the weights.
-
-    The check runs before any memory is allocated for the weights: the model is built on the `meta`
-    device. A tensor is compared with the one of the same name by its number of elements, because
-    transformers renames and transposes some as it reads them. A tensor without a namesake, such as
-    merged experts, must not have more elements than all weights together. Quantised weights are not
-    checked.
-
-    Args:
-        config: the config of the model.
-        folder: the folder of the model. Nothing is checked if it does not exist, as for a hub id,
-            or if weights are pickled.
-
-    Raises:
-        UserError: the message names a tensor, and the config entry of its size if one is known.
-    """
-    files = [folder / "model.safetensors"]
-    files = files if files[0].is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
-    if not files or getattr(config, "quantization_config", None):
-        return
-    auto: Any = AutoModelForCausalLM
-    with torch.device("meta"), no_init_weights():
-        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32)
-    found = {
-        name: (shape, file.name) for file in files for name, shape in tensor_shapes(file).items()
-    }
-    numbers = sum(prod(shape) for shape, _ in found.values())
-    for name, value in model.state_dict().items():
-        wanted = list(value.shape)
-        shape, file = found.get(name, ([], ""))
-        if prod(wanted) == prod(shape) if file else prod(wanted) <= numbers:
-            continue
-        values = config.get_text_config(decoder=True).to_dict().items()
-        odd = set(wanted) - set(shape)
-        entries = [f"{key} {size}" for key, size in values if type(size) is int and size in odd]
-        cause = f"{' or '.join(entries)} makes" if file and entries else "its sizes make"
-        there = (
-            f"'{file}' has {shape}"
-            if file
-            else f"the weights beside it have {numbers} numbers in all"
-        )
-        raise UserError(f"'{folder / 'config.json'}': {cause} {name} {wanted}, {there}")
+    return None

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,15 +16,17 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftree.errors import UserError
-from draftree.models.batch_invariant import BatchInvariantRunner, first_variant_layer
+from draftree.models.batch_invariant import BatchInvariantRunner
 from draftree.models.causal_lm import Decoder
 from draftree.models.distributed_models import is_spread
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.invariant_widths import Widths
 from draftree.models.packed_linear import packed_shapes
+from draftree.models.runner import ModelRunner, Outputs
 from draftree.utils.files import Entries, as_user_error, read_object, write_text
 from draftree.utils.hardware import has_float64, machine, measurement_path, time_interleaved
 
@@ -40,6 +42,8 @@ MIN_REPORTED_PERCENT = 1.0
 """Relative cost in percent from which on the choice is logged."""
 LAYOUT = "2"
 """Version of the saved files; it changes when the measurements or their results change."""
+CHUNK_SIZES = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
+"""Lengths of the parts in which a test text is read; the result is compared with a single pass."""
 LOG = logging.getLogger("draftree")
 Word = Literal["bits", "ties"] | None
 
@@ -230,3 +234,35 @@ def resolve_exactness(
             percent,
         )
     return (stable, "bits") if cheap else (None, "ties")
+
+
+@torch.inference_mode()
+def first_variant_layer(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
+    """Return the first layer at which a text's bits depend on how it is split into passes.
+
+    The result is the LM head if only logits differ, and None if nothing differs.
+    """
+    count = min(sum(CHUNK_SIZES), decoder.context)
+    ids = np.random.default_rng(1).integers(0, decoder.vocab, count)
+    layers = tuple(range(int(decoder.config.num_hidden_layers) + 1))
+
+    def read(parts: Sequence[Any]) -> tuple[Tensor, dict[int, Tensor]]:
+        cache = decoder.new_cache(1, count)
+        logits = list[Tensor]()
+        hidden = list[dict[int, Tensor]]()
+        for part in parts:
+            batch = ForwardBatch.chains([part], cache.lengths.copy(), decoder.device)
+            out = (runner or decoder.runner).forward(batch, cache, Outputs(layers))
+            logits.append(out.logits)
+            hidden.append(dict(out.hidden))
+            cache.keep(0, cache.lengths[0] + np.arange(len(part)))
+        return torch.cat(logits), {layer: torch.cat([h[layer] for h in hidden]) for layer in layers}
+
+    (whole, states), (parts, others) = (
+        read([ids]),
+        read([p for p in np.split(ids, np.cumsum(CHUNK_SIZES)[:-1]) if len(p)]),
+    )
+    for layer in layers[1:]:
+        if not torch.equal(states[layer], others[layer]):
+            return f"from layer {layer - 1} on ({type(decoder.layers[layer - 1]).__name__})"
+    return None if torch.equal(whole, parts) else f"in its head ({type(decoder.model).__name__})"

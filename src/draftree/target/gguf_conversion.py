@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from draftree.errors import UserError, format_value
-from draftree.models.no_loading_bar import no_loading_bar
 from draftree.models.supported_architectures import refuse_unsupported
 from draftree.target.gguf_header import Header, read_header
+from draftree.target.no_loading_bar import no_loading_bar
 from draftree.utils.files import (
     as_user_error,
     cache_folder,

@@ -10,10 +10,11 @@ from draftree.models.causal_lm import Decoder
 from draftree.models.distributed_models import is_spread
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules
-from draftree.models.load_options import Loading
-from draftree.models.packed_linear import TIMED_BATCH_SIZES, second_is_faster, use_kernels
+from draftree.models.packed_linear import TIMED_BATCH_SIZES, use_kernels
 from draftree.models.runner import ModelRunner
 from draftree.native import variant
+from draftree.target.load_options import Loading
+from draftree.utils.hardware import second_is_faster
 
 GENERIC = "generic"
 """The variant of the native kernels that may be slower than torch's own kernels."""

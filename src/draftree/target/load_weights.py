@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError, format_value
-from draftree.models.load_options import Loading
-from draftree.models.quantization_support import refuse_missing_packages
+from draftree.models.distributed_models import is_offloaded, is_spread
+from draftree.models.kernel_names import EXACT
 from draftree.target.hub import locate_model
+from draftree.target.load_options import Loading
+from draftree.target.quantization_support import refuse_missing_packages
 from draftree.target.target_names import known_as
 from draftree.utils.files import as_user_error, check_value, tensor_shapes
 
@@ -143,3 +145,32 @@ def _check_ranks(config: Any, folder: Path) -> None:
             raise UserError(
                 f"{where}: {entry} is {format_value(rank)}, '{file.name}' has {name} {shape}"
             )
+
+
+def check_weights(model: PreTrainedModel, loading: Loading) -> None:
+    """Refuse a model without weights, and options that need all weights on one device.
+
+    Raises:
+        UserError: the message names the model or the option.
+    """
+    if any(p.is_meta for p in model.parameters()) and not is_offloaded(model):
+        raise UserError(
+            f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded"
+        )
+    wrong = {
+        "adapter": loading.adapter,
+        "quantize int4": loading.quantize == "int4",
+        "exactness bits": loading.exactness == "bits",
+        f"attn_implementation {EXACT}": loading.attn_implementation == EXACT,
+        "kernels": loading.kernels,
+        "compile": loading.compile,
+    }
+    given = [name for name, value in wrong.items() if value]
+    if given and is_spread(model):
+        places = sorted(
+            {str(p.device).replace("meta", "disk or host memory") for p in model.parameters()}
+        )
+        told = f"device_map spreads the target over {', '.join(places)}"
+        raise UserError(
+            f"{given[0]} is given and {told}, allowed with it is one device for all of it"
+        )

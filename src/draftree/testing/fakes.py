@@ -21,11 +21,11 @@ from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_text
 from draftree.models.causal_lm import Decoder
 from draftree.models.graph_capture import Capture, EagerCapture, OutputTensors
 from draftree.models.kv_cache import SlotCache
-from draftree.models.load_options import Loading
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.sampling.keyed_noise import RandomSource
 from draftree.target.device_tree import Choose, Layers, Nodes
 from draftree.target.kernel_choice import choose_kernels
+from draftree.target.load_options import Loading
 from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target
 from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree, mask_nan
 

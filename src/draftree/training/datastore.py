@@ -14,8 +14,8 @@ from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod, token
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import command, commit
 from draftree.formats.checkpoint import ABOUT, CONFIG
-from draftree.models.load_options import Source
 from draftree.registry import parts
+from draftree.target.load_options import Source
 from draftree.target.target import tokenizer_of
 from draftree.utils.files import check_writable, replace_folder
 from draftree.utils.progress_callback import Tell, ignore_progress

@@ -8,6 +8,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftree.errors import UserError
 from draftree.native import variant
-from draftree.utils.files import cache_folder
+from draftree.utils.files import Entries, cache_folder, read_object, write_text
 
 ROUNDS_RANGE, WARM_UP_SECONDS = (3, 25), 0.25
 """The least and the largest number of rounds in which each function is timed.
@@ -31,6 +33,9 @@ QUICK_SECONDS, MIN_QUICK_ROUNDS = 0.1, 7
 
 A machine may be slow in three successive rounds.
 """
+
+MAX_TIMING_SECONDS = 0.15
+"""Seconds for which `second_is_faster` times both functions."""
 
 CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512, "LRU_CACHE_CAPACITY": 256}
 """Environment variables that limit the caches of oneDNN and its wrapper, and sufficient values.
@@ -189,3 +194,30 @@ def measurement_path(kind: str, about: Mapping[str, str]) -> Path:
     """Return the cache file for measurements of one kind with the given description."""
     key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / kind / f"{key}.json"
+
+
+@torch.inference_mode()
+def second_is_faster(
+    topic: str,
+    about: Mapping[str, str],
+    works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
+) -> bool:
+    """Return whether the second of two functions is faster on this machine.
+
+    The first comparison is timed, and its result is saved.
+
+    Args:
+        topic: the folder where the result is saved.
+        about: the properties that the result depends on, besides the machine.
+        works: returns both functions.
+    """
+    cpu = torch.device("cpu")
+    told = {**machine(cpu), **about}
+    path = measurement_path(topic, told)
+    with suppress(UserError):
+        if path.is_file():
+            return bool(Entries(read_object(path, topic), path).get("packed", float, least=0) < 1)
+    own, ours = time_interleaved(works(), cpu, MAX_TIMING_SECONDS)
+    with suppress(OSError):  # not writable: timed again by the next process
+        write_text(path, json.dumps({"packed": ours / own, "about": told}, indent=1))
+    return ours < own

@@ -44,10 +44,11 @@ from draftree.drafters.neural.transformer_step_state import (
 )
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
-from draftree.models.causal_lm import Decoder, one_layer, pretrained
+from draftree.models.causal_lm import Decoder
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.kernel_choice import choose_kernels
+from draftree.target.model_construction import one_layer, pretrained
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Bools, Candidates, DraftVocab, Ints, Tree
 from draftree.utils.files import as_user_error, fill_folder

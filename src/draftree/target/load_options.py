@@ -10,21 +10,10 @@ from typing_extensions import override
 
 from draftree.aliases import LOADING
 from draftree.errors import UserError
+from draftree.models.kernel_names import ATTENTION, EXACT, Kernels
 from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, translate_names
 
-EXACT = "draftree"
-"""The name of the attention in `invariant_attention.py`."""
-GROUPED = "grouped"
-"""The name of the attention in `grouped_attention.py`."""
-ATTENTION = ("sdpa", "eager", GROUPED, EXACT)
-"""The attention implementations that accept any mask, and so the mask of a draft tree."""
 PANEL = "Loading the model"
-Kernels = Literal["stock", "packed", "native", "tiled"]
-"""The kernels of linear layers on a CPU.
-
-`stock` are torch's own, `packed` are oneDNN's over packed weights, and `native` are draftree's
-(`native_linear.py`). `tiled` is an earlier name of `native`.
-"""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes in which a target may be computed."""

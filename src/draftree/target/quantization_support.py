@@ -1,9 +1,7 @@
 """Refuse quantised checkpoints that cannot be served, before their weights are loaded."""
 
-import json
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from draftree.errors import UserError, format_value
+from draftree.models.supported_architectures import stored_quantization
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "awq": ("accelerate", "gptqmodel"),
@@ -27,13 +26,6 @@ For other methods transformers names the missing packages itself.
 """
 ON_CUDA: Mapping[str, tuple[str, ...]] = {"fp8": ("kernels",), "mxfp8": ("kernels",)}
 """The packages that transformers also needs on a CUDA device."""
-
-
-def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return a checkpoint's `quantization_config` as a dictionary; empty if it is not quantised."""
-    stored = getattr(config, "quantization_config", None) or {}
-    said: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
-    return said
 
 
 def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.device) -> None:
@@ -82,24 +74,3 @@ def count_parameters(model: PreTrainedModel) -> int:
     plain = sum(p.numel() * (2 if p.dtype is torch.uint8 else 1) for p in model.parameters())
     bits = packed_bits(model.config)
     return plain + sum(packed.nbytes * 8 // bits for packed in packed_weights(model))
-
-
-def shared_rounding(config: PreTrainedConfig) -> str | None:
-    """Return why a token's rounding depends on the other tokens of a pass; None if it does not.
-
-    With such rounding, a token's logits would depend on the draft tree in which it is verified.
-    """
-    said = stored_quantization(config)
-    threshold = float(said.get("llm_int8_threshold", 6.0)) if said.get("load_in_8bit") else 0.0
-    if threshold:
-        return f"its llm_int8_threshold of {threshold} lets all tokens of a pass decide how each is rounded; allowed is 0"
-    groups = said.get("config_groups") or {}
-    rounded = [g.get("input_activations") or {} for g in groups.values() if isinstance(g, dict)]
-    whole = any(a.get("dynamic") and a.get("strategy") == "tensor" for a in rounded)
-    kinds = json.dumps(said.get("quant_type"), default=str)  # of torchao
-    if whole or ("DynamicActivation" in kinds and "PerTensor" in kinds):
-        told = "its activations are rounded by one scale for all tokens of a pass"
-        return (
-            f"{told}, which is measured in that pass; allowed is one for each token, or a fixed one"
-        )
-    return None
