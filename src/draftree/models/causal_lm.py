@@ -61,10 +61,10 @@ class Decoder:
     ) -> None:
         refuse_unsupported(model.config, type(model))
         refuse_attention(model)
-        self.model, self.capture = model, capture
+        self.model = model
         model.train(False)
         self.hf = HFRunner(model)
-        self.runner: ModelRunner = GraphRunner(self.hf, capture) if capture.ladder.few else self.hf
+        self.use_capture(capture)
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -79,7 +79,7 @@ class Decoder:
     def use_capture(self, capture: Capture) -> None:
         """Change how passes over trees are run: eagerly, or recorded as CUDA graphs."""
         self.capture = capture
-        self.runner = GraphRunner(self.hf, capture) if capture.ladder.few else self.hf
+        self.runner: ModelRunner = GraphRunner(self.hf, capture) if capture.ladder.few else self.hf
 
     def check_capture(self) -> None:
         """Stop using CUDA graphs, with a warning, if a recorded pass gives other logits."""

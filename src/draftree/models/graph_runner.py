@@ -18,7 +18,9 @@ TRIAL_TOKENS = 3
 
 @final
 class GraphRunner(ModelRunner):
-    """Run another runner's passes as CUDA graphs; prompts are run without recording.
+    """Run another runner's passes as CUDA graphs.
+
+    Prompts are run without recording, and so are passes that need logits after some tokens alone.
 
     Args:
         inner: the runner whose passes are recorded.
@@ -32,11 +34,7 @@ class GraphRunner(ModelRunner):
     def forward(
         self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()
     ) -> ModelOutput:
-        if outputs.tokens is not None:
-            return self._inner.forward(batch, cache, outputs)
-        made = self._inner.run(cache, batch, 0, outputs.layers, capture=self._capture)
-        logits, *hidden = map(batch.unpad, made)
-        return ModelOutput(logits, dict(zip(outputs.layers, hidden, strict=True)))
+        return self._inner.forward(batch, cache, outputs, self._capture)
 
 
 @torch.inference_mode()

@@ -55,7 +55,7 @@ def grouped_attention(
     Returns:
         The output [B, n, H, W], and None in place of attention weights.
     """
-    (rows, heads, n, _), (_, groups, slots, wide) = query.shape, value.shape
+    (_, heads, n, _), (_, groups, slots, _) = query.shape, value.shape
     each, mask = heads // groups, attention_mask
     if (
         mask is None
@@ -73,9 +73,31 @@ def grouped_attention(
         if mask.shape[1] == 1
         else mask.reshape(-1, groups, each * n, slots)
     )
-    together = query.reshape(rows, groups, each * n, -1)
+    return attend_by_group(query, key, value, mask, scaling, dropout).contiguous(), None
+
+
+def attend_by_group(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return the attention output [B, n, H, W] of grouped heads, as a view of other strides.
+
+    Args:
+        query: [B, H, n, D] queries.
+        key: [B, G, S, D] keys.
+        value: [B, G, S, W] values.
+        mask: [B or 1, G or 1, H/G · n, S] the mask of the queries of a group, one after the other.
+        scaling: the factor of the scores; by default 1/√D.
+        dropout: as in `sdpa`.
+    """
+    (rows, heads, n, width), groups = query.shape, key.shape[1]
+    together = query.reshape(rows, groups, heads // groups * n, width)
     out = scaled_dot_product_attention(together, key, value, mask, dropout, scale=scaling)
-    return out.reshape(rows, heads, n, wide).transpose(1, 2).contiguous(), None
+    return out.reshape(rows, heads, n, -1).transpose(1, 2)
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:

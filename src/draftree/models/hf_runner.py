@@ -95,6 +95,12 @@ class HFRunner(ModelRunner):
         name = type(self.model).__name__
         raise UserError(f"{name} is not supported: its {count} layers are not one stack")
 
+    @property
+    def attention_types(self) -> tuple[str, ...]:
+        """Return the type of each layer, also where all are alike."""
+        alike = FULL if self.window is None else SLIDING
+        return self.layer_types or (alike,) * int(self.config.num_hidden_layers)
+
     @cached_property
     def kept(self) -> StoredShapes:
         """Return the shapes of keys, values and states that the layers store.
@@ -123,9 +129,7 @@ class HFRunner(ModelRunner):
             return None
         structure = self._weights.structure, self.config._attn_implementation
         if self._found is None or self._found[0] != structure:
-            kinds = self.layer_types or (FULL if self.window is None else SLIDING,) * len(
-                self.layers
-            )
+            kinds = self.attention_types
             known = self.rope_boundary is None and not set(kinds) - {FULL, SLIDING}
             self._found = (
                 structure,
@@ -199,14 +203,18 @@ class HFRunner(ModelRunner):
 
     @override
     def forward(
-        self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()
+        self,
+        batch: ForwardBatch,
+        cache: SlotCache,
+        outputs: Outputs = Outputs(),
+        capture: Capture = EagerCapture(),
     ) -> ModelOutput:
         keep: int | Tensor = 0
         wanted = outputs.tokens
         columns = None if wanted is None else np.unique(batch.places[1][wanted])
         if columns is not None:
             keep = torch.from_numpy(columns).to(self.device)
-        padded, *hidden = self.run(cache, batch, keep, outputs.layers)
+        padded, *hidden = self.run(cache, batch, keep, outputs.layers, capture=capture)
         if wanted is None or columns is None:
             logits = batch.unpad(padded)
         elif len(batch.counts) == 1:

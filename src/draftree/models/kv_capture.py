@@ -25,6 +25,12 @@ class PassThroughCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
+    @override
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """Return None, so that the model computes the convolution over all tokens."""
 

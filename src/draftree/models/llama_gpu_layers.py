@@ -15,20 +15,23 @@ from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
+from torch.nn.functional import linear, rms_norm
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draftree.models.grouped_attention import MAX_GROUPED_TOKENS
+from draftree.models.grouped_attention import MAX_GROUPED_TOKENS, attend_by_group
 from draftree.models.kernel_names import GROUPED
+from draftree.models.kv_capture import PassThroughCache
 from draftree.models.llama_structure import (
     CHILDREN,
     STACK,
+    causal_mask,
     child_names,
     differs_by_rounding,
     epsilon,
     first_linears,
     linears,
+    relative_distance,
 )
 
 TRIAL_TOKENS = 5
@@ -127,12 +130,12 @@ class LlamaLayers:
             torch.arange(TRIAL_TOKENS, device=device)[None]
             % self._stack.embed_tokens.num_embeddings
         )
-        mask = _causal(TRIAL_TOKENS, self._stack.norm.weight)
+        mask = causal_mask(TRIAL_TOKENS, self._stack.norm.weight)
         logits, hidden = self(
             ids,
             ids,
             dict.fromkeys({layer.kind for layer in self._layers}, mask),
-            _EmptyCache(),
+            PassThroughCache(),
             entries=(0,),
         )
         wanted = self._model(
@@ -141,8 +144,8 @@ class LlamaLayers:
         # Rounding that one layer leaves is enlarged by all later ones: what this must notice, a
         # factor or a cap, is larger.
         return (
-            _relative_distance(logits, wanted.logits) < 0.2
-            and _relative_distance(hidden[0], wanted.hidden_states[0]) == 0
+            relative_distance(logits, wanted.logits) < 0.2
+            and relative_distance(hidden[0], wanted.hidden_states[0]) == 0
         )
 
 
@@ -205,13 +208,8 @@ class _Layer:
         attention, (rows, _, n, _) = self.module.self_attn, q.shape
         implementation = attention.config._attn_implementation
         if implementation == GROUPED and n <= MAX_GROUPED_TOKENS and self.each > 1:
-            together = q.reshape(rows, self._groups, self.each * n, self._width)
-            out = scaled_dot_product_attention(
-                together, keys, values, seen.grouped, scale=attention.scaling
-            )
-            return (
-                out.reshape(rows, self._heads, n, self._width).transpose(1, 2).reshape(rows, n, -1)
-            )
+            grouped = attend_by_group(q, keys, values, seen.grouped, attention.scaling)
+            return grouped.reshape(rows, n, -1)
         interface = ALL_ATTENTION_FUNCTIONS[implementation]
         others: Tensor = interface(
             attention, q, keys, values, seen.mask, dropout=0.0, scaling=attention.scaling
@@ -226,7 +224,7 @@ class _Layer:
         turned = rotary(x, torch.arange(TRIAL_TOKENS, device=device)[None])
         if turned[0].shape[-1] != self._width:
             return False
-        mask = _causal(TRIAL_TOKENS, weight)
+        mask = causal_mask(TRIAL_TOKENS, weight)
         try:
             wanted = self.module(x, attention_mask=mask, position_embeddings=turned)
         except Exception:  # a layer with other arguments is not supported
@@ -238,7 +236,7 @@ class _Layer:
             found,
             (turned[0][:, :, None], _negate_first_half(turned[1])[:, :, None]),
             _Seen(mask, self.each),
-            _EmptyCache(),
+            PassThroughCache(),
         )
         return differs_by_rounding(found, wanted, x)
 
@@ -261,18 +259,6 @@ class _Seen:
         )
 
 
-class _EmptyCache(Cache):
-    """Provide a cache for a pass that stores nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
-
-
 def _normed(x: Tensor, norm: Any) -> Tensor:
     return rms_norm(x, norm.weight.shape, norm.weight, epsilon(norm))
 
@@ -289,17 +275,6 @@ def _add_product(x: Tensor, states: Tensor, layer: nn.Linear) -> None:
         x.view(-1, x.shape[-1]).addmm_(states.reshape(-1, states.shape[-1]), layer.weight.t())
     else:
         x += linear(states, layer.weight, layer.bias)
-
-
-def _causal(n: int, like: Tensor) -> Tensor:
-    """Return the causal additive mask [1, 1, n, n], with the dtype and device of `like`."""
-    lowest = torch.finfo(like.dtype).min
-    return torch.full((1, 1, n, n), lowest, dtype=like.dtype, device=like.device).triu(1)
-
-
-def _relative_distance(found: Tensor, wanted: Tensor) -> float:
-    """Return the distance of two tensors relative to the norm of the second."""
-    return float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-9))
 
 
 def _fits(module: Any) -> bool:
@@ -325,12 +300,7 @@ def _fits(module: Any) -> bool:
     known = isinstance(getattr(attention, "head_dim", None), int) and isinstance(
         getattr(attention, "scaling", None), float
     )
-    return (
-        known
-        and len(placed) == 1
-        and not [*attention.parameters(recurse=False)]
-        and _rotates(attention)
-    )
+    return known and len(placed) == 1 and _rotates(attention)
 
 
 def _rotates(attention: Any) -> bool:

@@ -39,13 +39,16 @@ def first_linears(part: Any) -> list[Any]:
 def linears(layer: Any) -> list[Any] | None:
     """Return the linear layers of a Llama layer; None if the module has another structure.
 
+    An attention with parameters of its own, such as attention sinks, is another structure.
+
     Args:
         layer: a module whose attention and feed-forward layer are `self_attn` and `mlp`.
     """
     attention, mlp = layer.self_attn, layer.mlp
     inner = child_names(attention) - {"q_norm", "k_norm"}
     known = [{*names, "o_proj"} for names in ATTENTION]
-    if inner not in known or child_names(mlp) not in (GATED, FUSED):
+    own = [*attention.parameters(recurse=False)]
+    if inner not in known or own or child_names(mlp) not in (GATED, FUSED):
         return None
     return [*first_linears(attention), attention.o_proj, *first_linears(mlp), mlp.down_proj]
 
@@ -53,6 +56,17 @@ def linears(layer: Any) -> list[Any] | None:
 def epsilon(norm: Any) -> float:
     """Return the ε that a norm adds to the mean square."""
     return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
+
+
+def causal_mask(n: int, like: Tensor) -> Tensor:
+    """Return the causal additive mask [1, 1, n, n], with the dtype and device of `like`."""
+    lowest = torch.finfo(like.dtype).min
+    return torch.full((1, 1, n, n), lowest, dtype=like.dtype, device=like.device).triu(1)
+
+
+def relative_distance(found: Tensor, wanted: Tensor) -> float:
+    """Return the distance of two tensors relative to the norm of the second."""
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-9))
 
 
 def differs_by_rounding(found: Tensor, wanted: Tensor, before: Tensor) -> bool:

@@ -22,6 +22,7 @@ from draftree.models.invariant_attention import to_additive_mask
 from draftree.models.kv_cache import KVView
 from draftree.models.llama_structure import (
     CHILDREN,
+    causal_mask,
     child_names,
     differs_by_rounding,
     epsilon,
@@ -326,7 +327,7 @@ def fits(module: Any) -> bool:
         return False
     attention, mlp = module.self_attn, module.mlp
     dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
-    if len(dtypes) != 1 or [*attention.parameters(recurse=False)]:
+    if len(dtypes) != 1:
         return False
     widths = [getattr(attention, "head_dim", None), mlp.down_proj.in_features]
     widths += (x.out_features for x in found)
@@ -349,7 +350,7 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     )
     angles = torch.empty(2, n, sizes.width // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
     turned = angles.cos().to(dtype), angles.sin().to(dtype)
-    mask = torch.full((2, 1, n, n), torch.finfo(dtype).min, dtype=dtype).triu(1)
+    mask = causal_mask(n, x).repeat(2, 1, 1, 1)
     mask[0, 0, 3, 1:3] = torch.finfo(dtype).min
     prepared = isinstance(module, PreparedLayer)
     try:

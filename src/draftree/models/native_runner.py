@@ -16,7 +16,7 @@ from typing_extensions import override
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kv_cache import KVView, SlotCache
-from draftree.models.llama_structure import STACK
+from draftree.models.llama_structure import STACK, relative_distance
 from draftree.models.native_layers import (
     BOTH,
     FIRST_PART,
@@ -64,8 +64,7 @@ class NativeRunner(ModelRunner):
         self._stack: Any = hf.stack
         self._norm = norm_record(self._stack.norm)
         self._rope = RopeCache(self._stack.get_submodule("rotary_emb"))
-        types = hf.layer_types or (FULL if hf.window is None else SLIDING,) * len(layers)
-        self._runs = [(kind, len(list(same))) for kind, same in groupby(types)]
+        self._runs = [(kind, len(list(same))) for kind, same in groupby(hf.attention_types)]
 
     @classmethod
     def of(cls, hf: HFRunner, after_head: Callable[[Tensor], Tensor] | None) -> Self | None:
@@ -118,9 +117,9 @@ class NativeRunner(ModelRunner):
             cache.reserve(TRIAL_TOKENS)
             batch = ForwardBatch.chains([ids], cache.lengths.copy(), torch.device("cpu"))
             out = runner.forward(batch, cache, Outputs(entries))
-            found.append((*(out.hidden[i].float() for i in entries), out.logits.float()))
-        apart = [(a - b).norm() / a.norm().clamp_min(1e-9) for a, b in zip(*found, strict=True)]
-        return all(bool(each <= MAX_RELATIVE_ERROR[self._dtype]) for each in apart)
+            found.append((*(out.hidden[i] for i in entries), out.logits))
+        apart = (relative_distance(ours, own) for own, ours in zip(*found, strict=True))
+        return all(each <= MAX_RELATIVE_ERROR[self._dtype] for each in apart)
 
     @property
     def kinds(self) -> list[str]:

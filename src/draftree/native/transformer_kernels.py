@@ -181,17 +181,6 @@ def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return out
 
 
-def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Apply rotary embeddings, given by angles [N, D], to heads [N, H, D].
-
-    All tensors must be contiguous.
-    """
-    out, (tokens, count, width) = torch.empty_like(heads), heads.shape
-    places = address(heads), address(cosines), address(sines), address(out)
-    core.rotate(code_of(heads.dtype), *places, tokens, count, width)
-    return out
-
-
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) · up; both must be contiguous."""
     out = torch.empty_like(gate)
