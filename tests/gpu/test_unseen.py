@@ -20,7 +20,7 @@ from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.errors import DraftreeWarning
 from draftree.loop import Components, State, admit, decode, release, step
 from draftree.models.causal_lm import Decoder
-from draftree.models.forward_batch import DeviceFeed, ForwardBatch, hide_far, write_mask
+from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs
 from draftree.online_logistic import Logistic
 from draftree.policies._device_growth import Outlook, grow, leading_tokens
@@ -37,7 +37,7 @@ from draftree.request import Emitted, Request
 from draftree.sampling import devices
 from draftree.sampling.draft_sampling import Drawing, draw_candidates, top_k
 from draftree.sampling.params import Sampling
-from draftree.target.device_tree import Choose, Layers, Nodes
+from draftree.target.device_tree import Choose, Layers, NodeBatch, Nodes
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Recorder, tiny_target
@@ -296,8 +296,8 @@ def test_a_mask_is_the_hosts(window: int | None) -> None:
             "first": torch.from_numpy(begin)[:, None],
         }
         make = lambda given: (given["ids"], given["lie"], given["seen"], given["first"])
-        device = DeviceFeed(fed, 6, host.starts, given, None, make)
-        laid, wide = device.laid(device.given, 24, torch.float32, window), host.widened(6)
+        device = NodeBatch(6, host.starts, given, None, fed, make)
+        laid, wide = device.inputs(device.given, 24, torch.float32, window), host.widened(6)
         full = write_mask(torch.empty(2, 1, 6, 24), wide, committed)
         assert torch.equal(laid["full"], full)
         if window is not None:

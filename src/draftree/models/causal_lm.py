@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
 from draftree.models.distributed_models import input_device, move_to_device
-from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import LOG, Capture, EagerCapture, Epilogue, OutputTensors
 from draftree.models.graph_runner import TRIAL_TOKENS, GraphRunner, check_recording
 from draftree.models.grouped_attention import register_grouped
@@ -209,7 +209,7 @@ class Decoder:
 
     def forward_on_device(
         self,
-        feed: DeviceFeed | ForwardBatch,
+        batch: DeviceBatch | ForwardBatch,
         cache: SlotCache,
         layers: tuple[int, ...],
         then: Epilogue,
@@ -217,7 +217,7 @@ class Decoder:
         """Run a pass and its epilogue over tokens whose ids may be known only on the device.
 
         Args:
-            feed: the tokens.
+            batch: the tokens.
             cache: a cache of this model.
             layers: indices into transformers' `hidden_states`.
             then: the epilogue, which gets padded logits and hidden states; it is captured in the
@@ -226,7 +226,7 @@ class Decoder:
         Returns:
             The outputs of the epilogue.
         """
-        return self.hf.run(cache, feed, 0, layers, then, self.capture)
+        return self.hf.run(cache, batch, 0, layers, then, self.capture)
 
     def hidden_index(self, layer: int) -> int:
         """Return an index into `hidden_states` as 0 … L; see `HFRunner.hidden_index`."""

@@ -1,6 +1,7 @@
 """The inputs of a forward pass: tokens, positions, and the attention mask."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Self
@@ -8,7 +9,6 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from draftree.kernels.tree_layout import hide
 from draftree.tree import Bools, Ints
@@ -231,72 +231,37 @@ class ForwardBatch:
         return replace(self, least=width)
 
 
-FeedTensors = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Inputs of a pass that are computed on the device.
-
-They are ids [R, n]; positions [R, m] of scratch slots, the last n of which belong to the tokens;
-whether token i sees scratch slot j, [R, n, m]; and the first scratch slot [R, 1]. All tokens see
-the slots before that one.
-"""
-
-
 @dataclass(frozen=True)
-class DeviceFeed:
+class DeviceBatch(ABC):
     """Hold the tokens of one forward pass whose ids are known only on the device.
 
-    The host knows the number of tokens and their slots.
+    The host knows the number of tokens and their slots. `target/device_tree.py` has such batches.
 
     Attributes:
-        count: n, the number of tokens of each sequence.
         width: the number of tokens of each sequence with padding.
         starts: [R] the slot of each sequence's first token.
         given: the tensors from which the tokens are computed, by name.
         kind: a key of all other inputs of that computation.
-        make: computes the inputs of the pass from `given`.
     """
 
     whole = False
-    count: int
     width: int
     starts: Ints
     given: Mapping[str, Tensor]
     kind: Hashable
-    make: Callable[[Mapping[str, Tensor]], FeedTensors]
 
     def widened(self, width: int) -> Self:
-        """Return the feed padded to `width` tokens for each sequence; the padding is never read."""
+        """Return the batch padded to `width` tokens for each sequence; padding is never read."""
         return replace(self, width=width)
 
-    def laid(
+    @abstractmethod
+    def inputs(
         self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None
     ) -> dict[str, Tensor]:
         """Return a dict of the inputs of a pass that sees `slots` cache slots.
 
         The inputs are tokens, positions, slots, and additive masks [R, 1, width, slots].
         """
-        ids, places, visible, first = self.make(given)
-        deep, more = visible.shape[2], (0, self.width - self.count)
-        slot = torch.arange(slots, device=ids.device)
-        place = slot - first  # [R, S] each slot's scratch slot number; negative before them
-        inside = place.clamp(0, deep - 1)
-        seen = (
-            visible.gather(2, inside[:, None].expand(-1, self.count, -1)) & (place < deep)[:, None]
-            | (place < 0)[:, None]
-        )
-        masks, positions = {"full": seen}, places[:, -self.count :]
-        if window is not None:
-            keys = torch.where(place < 0, slot, places.gather(1, inside))
-            masks["sliding"] = seen & (keys[:, None] > positions[..., None] - window)
-        hidden = {
-            name: pad(~each, (0, 0, *more))[:, None] for name, each in masks.items()
-        }  # padding sees all
-        nothing, lowest = torch.zeros((), dtype=dtype, device=ids.device), torch.finfo(dtype).min
-        return {
-            "tokens": pad(ids, more),
-            "positions": pad(positions, more),
-            "slots": first + deep - self.count + torch.arange(self.width, device=ids.device),
-            **{name: nothing.masked_fill(each, lowest) for name, each in hidden.items()},
-        }
 
 
 def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:

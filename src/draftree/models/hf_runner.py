@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.distributed_models import input_device, move_to_device
-from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import (
     Capture,
     EagerCapture,
@@ -229,7 +229,7 @@ class HFRunner(ModelRunner):
     def run(
         self,
         cache: SlotCache,
-        batch: ForwardBatch | DeviceFeed,
+        batch: ForwardBatch | DeviceBatch,
         keep: int | Tensor = 0,
         layers: Sequence[int] = (),
         then: Epilogue = Epilogue(),
@@ -279,14 +279,14 @@ class HFRunner(ModelRunner):
             return run_pass(network, kind, cache, batch, capture, then, self.window, at)
 
     @contextmanager
-    def rotated_apart(self, batch: ForwardBatch | DeviceFeed) -> Iterator[None]:
+    def rotated_apart(self, batch: ForwardBatch | DeviceBatch) -> Iterator[None]:
         """Compute each sequence's rotary embedding as if the sequence were alone.
 
         This matters where rotary frequencies change with the length of the text. transformers uses
         the frequencies of the longest sequence for all. With type `dynamic` it also keeps them
         until a short text comes.
         """
-        if self.rope_boundary is None or isinstance(batch, DeviceFeed):
+        if self.rope_boundary is None or isinstance(batch, DeviceBatch):
             yield
             return
         padded = batch.padded_positions

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import (
     Capture,
     Epilogue,
@@ -32,7 +32,7 @@ def run_pass(
     network: Network,
     kind: Hashable,
     cache: SlotCache,
-    batch: ForwardBatch | DeviceFeed,
+    batch: ForwardBatch | DeviceBatch,
     capture: Capture,
     then: Epilogue = Epilogue(),
     window: int | None = None,
@@ -52,7 +52,7 @@ def run_pass(
         at: the pass that stores recurrent states; None if no layer has one.
     """
     writer = cache.writer(batch.starts, batch.width, at)
-    given = dict(batch.given) if isinstance(batch, DeviceFeed) else _inputs(cache, batch, window)
+    given = dict(batch.given) if isinstance(batch, DeviceBatch) else _inputs(cache, batch, window)
     if kind is not None and isinstance(batch, ForwardBatch):
         given["slots"] = writer.slots
     assert given.keys().isdisjoint(then.given), "two tensors of a pass have one name"
@@ -60,8 +60,8 @@ def run_pass(
 
     def body(given: InputTensors) -> OutputTensors:
         laid = given
-        if isinstance(batch, DeviceFeed):
-            laid = {**given, **batch.laid(given, writer.end, cache.dtype, window)}
+        if isinstance(batch, DeviceBatch):
+            laid = {**given, **batch.inputs(given, writer.end, cache.dtype, window)}
         return then.made(
             network(laid, writer.at(laid["slots"]) if "slots" in laid else writer), given
         )

@@ -6,7 +6,7 @@ budget or nothing was found there, is padding.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -14,8 +14,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from typing_extensions import override
 
-from draftree.models.forward_batch import DeviceFeed, FeedTensors
+from draftree.models.forward_batch import DeviceBatch
 from draftree.models.graph_capture import Epilogue, InputTensors, OutputTensors
 from draftree.models.kv_cache import SlotCache
 from draftree.target.target import (
@@ -135,6 +137,56 @@ class Nodes:
         ]  # the root has the largest value
         missing = by.gather(1, found) == -torch.inf
         return found.gather(1, (found + missing * by.shape[1]).argsort(dim=1))
+
+
+BatchTensors = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Inputs of a pass that are computed on the device.
+
+They are ids [R, n]; positions [R, m] of scratch slots, the last n of which belong to the tokens;
+whether token i sees scratch slot j, [R, n, m]; and the first scratch slot [R, 1]. All tokens see
+the slots before that one.
+"""
+
+
+@dataclass(frozen=True)
+class NodeBatch(DeviceBatch):
+    """Hold the nodes of draft trees that one forward pass reads.
+
+    Attributes:
+        count: n, the number of tokens of each sequence.
+        make: computes the inputs of the pass from `given`.
+    """
+
+    count: int
+    make: Callable[[Mapping[str, Tensor]], BatchTensors]
+
+    @override
+    def inputs(
+        self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None
+    ) -> dict[str, Tensor]:
+        ids, places, visible, first = self.make(given)
+        deep, more = visible.shape[2], (0, self.width - self.count)
+        slot = torch.arange(slots, device=ids.device)
+        place = slot - first  # [R, S] each slot's scratch slot number; negative before them
+        inside = place.clamp(0, deep - 1)
+        seen = (
+            visible.gather(2, inside[:, None].expand(-1, self.count, -1)) & (place < deep)[:, None]
+            | (place < 0)[:, None]
+        )
+        masks, positions = {"full": seen}, places[:, -self.count :]
+        if window is not None:
+            keys = torch.where(place < 0, slot, places.gather(1, inside))
+            masks["sliding"] = seen & (keys[:, None] > positions[..., None] - window)
+        hidden = {
+            name: pad(~each, (0, 0, *more))[:, None] for name, each in masks.items()
+        }  # padding sees all
+        nothing, lowest = torch.zeros((), dtype=dtype, device=ids.device), torch.finfo(dtype).min
+        return {
+            "tokens": pad(ids, more),
+            "positions": pad(positions, more),
+            "slots": first + deep - self.count + torch.arange(self.width, device=ids.device),
+            **{name: nothing.masked_fill(each, lowest) for name, each in hidden.items()},
+        }
 
 
 Choose = Callable[[Tensor, Nodes, Tensor | None], Nodes]
@@ -294,7 +346,7 @@ def verify_device_tree(
     last = target.decoder.context - 1
     asked = grown.asked
 
-    def make(given: InputTensors) -> FeedTensors:
+    def make(given: InputTensors) -> BatchTensors:
         nodes = Nodes.of(given)
         best = nodes.best(n, grown.rank(nodes))
         places = (nodes.start + nodes.depth.gather(1, best)).clamp(
@@ -308,9 +360,9 @@ def verify_device_tree(
         answers = asked(results[0][:, :n], nodes.noise, nodes.depth.gather(1, best))
         return *results, torch.cat((grown.report(nodes, best), answers.double()), dim=1)
 
-    feed = DeviceFeed(n, n, cache.lengths.copy(), grown.nodes.given, "verify", make)
+    batch = NodeBatch(n, cache.lengths.copy(), grown.nodes.given, "verify", n, make)
     then = Epilogue((n, asked, grown.rank), {}, made)
-    out, *caught, report = target.decoder.forward_on_device(feed, cache, needs.hidden, then)
+    out, *caught, report = target.decoder.forward_on_device(batch, cache, needs.hidden, then)
     mark()
     told_of = report.cpu().numpy()
     told = grown.told(told_of[:, : -2 * n])

@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.transformer_step_state import CachingLayers, Decoding, Pick
-from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Capture, Epilogue, InputTensors, OutputTensors, Weights
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.padded_pass import run_pass
-from draftree.target.device_tree import Choose, Nodes
+from draftree.target.device_tree import Choose, NodeBatch, Nodes
 from draftree.tree import Ints, Tree
 from draftree.utils.hardware import to_device
 
@@ -74,7 +74,7 @@ class PairLayers(CachingLayers):
     @override
     def run(
         self,
-        feed: ForwardBatch | DeviceFeed,
+        feed: ForwardBatch | NodeBatch,
         nodes: Nodes,
         choose: Choose,
         given: InputTensors,
@@ -112,12 +112,12 @@ class PairLayers(CachingLayers):
         return self._state_of(self.read(fed))
 
 
-def _of_parents(laid: InputTensors, feed: ForwardBatch | DeviceFeed) -> Tensor:
+def _of_parents(laid: InputTensors, feed: ForwardBatch | NodeBatch) -> Tensor:
     """Select from outputs [R, M, D] those after the parents of a pass's nodes, [R, n, D].
 
     The entries of padding are undefined.
     """
-    assert isinstance(feed, DeviceFeed)
+    assert isinstance(feed, NodeBatch)
     nodes, outputs = Nodes.of(laid), laid["outputs"]
     before = outputs.shape[1]
     read = nodes.lines(nodes.fed[:, -feed.count :], nodes.fed[:, :before])

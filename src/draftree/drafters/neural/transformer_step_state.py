@@ -17,10 +17,10 @@ from draftree.drafters.base import replace_slots, select_slots
 from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.kernels.tree_layout import laid
 from draftree.models.causal_lm import Decoder
-from draftree.models.forward_batch import DeviceFeed, FeedTensors, ForwardBatch
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Epilogue, InputTensors, OutputTensors
 from draftree.models.kv_cache import SlotCache
-from draftree.target.device_tree import Choose, Layers, Nodes
+from draftree.target.device_tree import BatchTensors, Choose, Layers, NodeBatch, Nodes
 from draftree.target.target import HiddenStates
 from draftree.tree import AcceptResult, Candidates, DraftVocab, Ints, Tree
 from draftree.utils.hardware import to_device
@@ -244,7 +244,7 @@ class CachingLayers(Layers):
         reads = self._reads
         fed = nodes.fed.shape[1]
 
-        def make(given: InputTensors) -> FeedTensors:
+        def make(given: InputTensors) -> BatchTensors:
             nodes = Nodes.of(given)
             frontier = nodes.fed[:, -count:]
             ids, depth = nodes.tokens.gather(1, frontier), nodes.depth.gather(1, nodes.fed)
@@ -256,12 +256,12 @@ class CachingLayers(Layers):
                 nodes.begin,
             )
 
-        feed = DeviceFeed(count, count, self.begin + fed - count, nodes.given, "layer", make)
+        feed = NodeBatch(count, self.begin + fed - count, nodes.given, "layer", count, make)
         return self._pass(feed, nodes, choose, {}, lambda out, given: out[:, :count])
 
     def _pass(
         self,
-        feed: ForwardBatch | DeviceFeed,
+        feed: ForwardBatch | NodeBatch,
         nodes: Nodes,
         choose: Choose,
         given: InputTensors,
@@ -269,13 +269,13 @@ class CachingLayers(Layers):
     ) -> Nodes:
         # Tensors that a CUDA graph reads must live as long as the graph, or be inputs.
         given = given if self._ids is None else {**given, "ids": self._ids}
-        given = given if isinstance(feed, DeviceFeed) else {**nodes.given, **given}
+        given = given if isinstance(feed, NodeBatch) else {**nodes.given, **given}
         return self.run(feed, nodes, choose, given, pick)
 
     @abstractmethod
     def run(
         self,
-        feed: ForwardBatch | DeviceFeed,
+        feed: ForwardBatch | NodeBatch,
         nodes: Nodes,
         choose: Choose,
         given: InputTensors,
@@ -331,7 +331,7 @@ class DecoderLayers(CachingLayers):
     @override
     def run(
         self,
-        feed: ForwardBatch | DeviceFeed,
+        feed: ForwardBatch | NodeBatch,
         nodes: Nodes,
         choose: Choose,
         given: InputTensors,
