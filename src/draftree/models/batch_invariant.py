@@ -17,7 +17,6 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
@@ -29,6 +28,7 @@ from draftree.models.native_linear import NativeLinear
 from draftree.models.packed_linear import KernelLinear
 from draftree.models.runner import ModelRunner
 from draftree.models.weight_sharing_copy import share_weights
+from draftree.utils.padding import pad_end
 
 ROPE_BLOCK = 32
 """Number of positions whose rotary embedding is computed at a time."""
@@ -236,7 +236,7 @@ def _rope_in_blocks(
         module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, ...]:
         stock, count = own or partial(type(module).forward, module), position_ids.shape[1]
-        blocks = pad(position_ids, (0, -count % ROPE_BLOCK)).split(ROPE_BLOCK, dim=1)
+        blocks = pad_end(position_ids, 1, -count % ROPE_BLOCK).split(ROPE_BLOCK, dim=1)
         parts = [stock(x, block, *args, **kwargs) for block in blocks]
         return tuple(torch.cat(each, dim=1)[:, :count] for each in zip(*parts, strict=True))
 

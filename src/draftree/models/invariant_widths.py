@@ -18,10 +18,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from draftree.errors import UserError
 from draftree.utils.files import Entries
+from draftree.utils.padding import pad_end
 
 Made = Tensor | tuple[Tensor, ...]
 """The output of a layer: a tensor with one vector per input vector, or several such tensors.
@@ -95,9 +95,7 @@ class Widths:
         if self.most is not None and len(rows) > self.most:
             return _joined([self.apply(operation, part) for part in rows.split(self.most)])
         more = self.padded(len(rows)) - len(rows)
-        return (
-            _part(operation(pad(rows, (0, 0, 0, more))), 0, len(rows)) if more else operation(rows)
-        )
+        return _part(operation(pad_end(rows, 0, more)), 0, len(rows)) if more else operation(rows)
 
 
 def _part(made: Made, at: int, n: int) -> Made:

@@ -15,7 +15,6 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from draftree.costs.curves import Costs
 from draftree.kernels.philox import gumbel_on_device
@@ -24,6 +23,7 @@ from draftree.sampling.keyed_noise import Keyed
 from draftree.target.device_tree import DeviceTree, Layers, Nodes
 from draftree.tree import Floats, Ints, Tree, TreeBudget
 from draftree.utils.hardware import to_device
+from draftree.utils.padding import pad_end
 
 LEAST_DEPTH, LEAST_FRONTIER, LEAST_NODES = 3, 2, 8
 """Lower bounds for the sizes of recent trees, from which the next tree is planned.
@@ -208,7 +208,7 @@ class GrowStep:
         found, own = leading_tokens(log_q, plan.candidates)
         found = found if ids is None else ids[found]
         if (missing := plan.candidates - found.shape[2]) > 0:  # a small vocabulary
-            found, own = pad(found, (0, missing)), pad(own, (0, missing), value=-torch.inf)
+            found, own = pad_end(found, 2, missing), pad_end(own, 2, missing, -torch.inf)
         nothing = own.isnan().any(dim=2)
         own = own.masked_fill((nothing | ~asked)[..., None], -torch.inf)
         worth, entropy = plan.values(own, frontier, nodes)
@@ -232,7 +232,7 @@ class GrowStep:
             log_q=torch.cat((nodes.log_q, own.gather(1, at)), dim=1),
             entropy=torch.cat((nodes.entropy, entropy.gather(1, parent)), dim=1),
             parents=torch.cat((nodes.parents, parents), dim=1),
-            seen=torch.cat((pad(nodes.seen, (0, added)), lines), dim=1),
+            seen=torch.cat((pad_end(nodes.seen, 2, added), lines), dim=1),
             broken=nodes.broken | (nothing & asked).any(dim=1, keepdim=True),
         )
         order, asks, known = plan.ask(added, self.layer, grown)

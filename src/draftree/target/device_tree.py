@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from typing_extensions import override
 
 from draftree.models.forward_batch import DeviceBatch
@@ -28,6 +27,7 @@ from draftree.target.target import (
     VerificationResult,
 )
 from draftree.tree import Floats, Ints, Tree
+from draftree.utils.padding import pad_end
 from draftree.utils.profiler import in_phase
 
 NUM_CONSTANT_FIELDS = 2
@@ -165,7 +165,7 @@ class NodeBatch(DeviceBatch):
         self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None
     ) -> dict[str, Tensor]:
         ids, places, visible, first = self.make(given)
-        deep, more = visible.shape[2], (0, self.width - self.count)
+        deep, more = visible.shape[2], self.width - self.count
         slot = torch.arange(slots, device=ids.device)
         place = slot - first  # [R, S] each slot's scratch slot number; negative before them
         inside = place.clamp(0, deep - 1)
@@ -178,12 +178,12 @@ class NodeBatch(DeviceBatch):
             keys = torch.where(place < 0, slot, places.gather(1, inside))
             masks["sliding"] = seen & (keys[:, None] > positions[..., None] - window)
         hidden = {
-            name: pad(~each, (0, 0, *more))[:, None] for name, each in masks.items()
+            name: pad_end(~each, 1, more)[:, None] for name, each in masks.items()
         }  # padding sees all
         nothing, lowest = torch.zeros((), dtype=dtype, device=ids.device), torch.finfo(dtype).min
         return {
-            "tokens": pad(ids, more),
-            "positions": pad(positions, more),
+            "tokens": pad_end(ids, 1, more),
+            "positions": pad_end(positions, 1, more),
             "slots": first + deep - self.count + torch.arange(self.width, device=ids.device),
             **{name: nothing.masked_fill(each, lowest) for name, each in hidden.items()},
         }

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from draftree.drafters.neural.feature_model_interface import PairNet
@@ -21,13 +21,14 @@ from draftree.models.padded_pass import run_pass
 from draftree.target.device_tree import Choose, NodeBatch, Nodes
 from draftree.tree import Ints, Tree
 from draftree.utils.hardware import to_device
+from draftree.utils.padding import pad_end
 
 
 def known_features(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
     """Return the features [R, n, D] that a level reads at positions [R, n] of true pairs."""
     known = features.layer(level)[0]
     index = positions + np.arange(len(positions))[:, None] * features.capacity
-    return nn.functional.embedding(to_device(index, known.device), known.view(-1, known.shape[-1]))
+    return known.view(-1, known.shape[-1])[to_device(index, known.device)]
 
 
 @dataclass(frozen=True)
@@ -125,4 +126,4 @@ def _of_parents(laid: InputTensors, feed: ForwardBatch | NodeBatch) -> Tensor:
         dim=2
     )  # the last ancestor that was read
     found = outputs.gather(1, parents[..., None].expand(-1, -1, outputs.shape[2]))
-    return nn.functional.pad(found, (0, 0, 0, feed.width - feed.count))
+    return pad_end(found, 1, feed.width - feed.count)

@@ -11,11 +11,12 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from draftree.drafters.base import Batch
 from draftree.tree import DraftVocab
+from draftree.utils.padding import pad_end
 
 
 def predicting_positions(learn: Tensor, distance: int = 1) -> Tensor:
     """Return [B, T] whether a position predicts a label that is `distance` tokens ahead."""
-    return torch.nn.functional.pad(learn[:, distance:], (0, distance))
+    return pad_end(learn[:, distance:], 1, distance)
 
 
 def select_target_logits(batch: Batch, at: Tensor, drafted: DraftVocab | None) -> Tensor:
