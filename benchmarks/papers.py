@@ -72,7 +72,8 @@ ABLATIONS = (
     "python benchmarks/c2t_ablations.py --data CHATS.jsonl --suite QUESTIONS.jsonl --work FOLDER"
 )
 TABLES = "python benchmarks/c2t_tables.py {} --suite QUESTIONS.jsonl --work FOLDER"
-BATCHES = "draftree bench --suite demo --arrivals 8 --max-sequences 8 --pair 'glide chain:length=5'"
+BATCHES = "draftree bench --suite demo --batch 1 --batch 2 --batch 4 --batch 8 --pair 'glide chain:length=5'"
+TEXTS = "python benchmarks/c2t_texts.py --data CHATS.jsonl --other OTHER.jsonl --suite QUESTIONS.jsonl --work FOLDER"
 SPEEDS = "draftree bench --pair 'glide chain:length=5' --pair 'glide beam' --pair 'glide beam:width=8' --pair 'glide cape'"
 CATEGORY = "draftree bench --suite mt_bench:FILE --pair '{}' --out r.json"
 EXAMPLE = "draftree generate 'What is machine learning?' --drafter {} --policy {} --show-trees"
@@ -133,13 +134,8 @@ ITEMS = (
     Item(C2T, "Fig. 4", "γ and τ"),
     Item(C2T, "Fig. 5", "time by γ"),
     Item(C2T, "Fig. 6", "hidden sizes", ABLATIONS),
-    Item(C2T, "Fig. 7", "fine-tuning", TABLES.format(2) + " --data CHATS.jsonl"),
-    Item(
-        C2T,
-        "Fig. 8",
-        "other texts",
-        "draftree train c2t --drafter eagle --data OTHER.jsonl --out other-c2t",
-    ),
+    Item(C2T, "Fig. 7", "fine-tuning", TEXTS),
+    Item(C2T, "Fig. 8", "other texts", TEXTS),
     Item(C2T, "Fig. 9, 10", "answers of the classifier", "python benchmarks/papers.py --surfaces"),
     Item(
         C2T,
@@ -231,14 +227,28 @@ SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
 }
 """Claims on the demo whose drafters have names of their own in a saved result: its name, and the
 two pairings."""
-SMOLLM2: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
-    (C2T, "2", "a net of another target serves"): (
-        "papers_smollm2",
-        "edd c2t:classifier=demo",
-        "edd c2t:classifier=smollm2",
-    ),
+
+
+SWEEPS = "papers_sweeps"
+"""The saved result of recipes/sweeps.py, whose drafters are named by its folder and their seed."""
+TWO_SEEDS: Mapping[tuple[str, str, str], tuple[str, str]] = {
+    (EDD, "Fig. 5", "a layer near the top over the last one"): ("edd", "edd-last"),
+    (EDD, "Fig. 5", "and over a low one"): ("edd", "edd-low"),
+    (GLIDE, "2", "distillation"): ("glide-distilled", "glide"),
+    (GLIDE, "Fig. 7", "upper layers' keys over lower ones'"): ("glide", "glide-low"),
+    (GLIDE, "Fig. 8", "one layer faster than two"): ("glide", "glide-deep"),
+    (GLIDE, "Fig. 9", "a wide state over 768"): ("glide-scratch", "glide-narrow"),
 }
-"""The same of SmolLM2."""
+"""Claims about drafters of recipes/sweeps.py: the names of both. Every seed is judged by itself, and a
+claim holds or fails if it does so with every seed."""
+STANDS_IN: Mapping[tuple[str, str, str], str] = {
+    (
+        EAGLE2,
+        "1",
+        "a dynamic tree over speculative sampling",
+    ): "`vdm`, one layer that reads the text alone, stands for the small model",
+}
+"""What stands in for a model of a paper in the verdict of a claim."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +303,19 @@ EQUAL: Mapping[tuple[str, str, str], AtEqualTau] = {
 }
 """Claims at equal τ, by the saved results of benchmarks/equal_tau.py, c2t_tables.py and
 c2t_ablations.py."""
+NAIVE = "c2t:classifier={},layer_top=none,beta=0.5"
+"""C2T of Table 2, without the second cut, and with the classifier of a target."""
+EQUAL_SMOLLM2: Mapping[tuple[str, str, str], AtEqualTau] = {
+    (C2T, "2", "fewer nodes than EAGLE-2 at its τ"): AtEqualTau(
+        "equal_tau",
+        ({"result": "papers_smollm2", "policy": NAIVE.format("smollm2"), "beside": TEN},),
+    ),
+    (C2T, "2", "a net of another target serves"): AtEqualTau(
+        "equal_tau", ({"result": "papers_smollm2", "policy": NAIVE.format("demo"), "beside": TEN},)
+    ),
+}
+"""The same of SmolLM2. The rule was written before the run: at β = 0.5 the whole interval of the nodes
+at equal τ is below 1, or above it."""
 CONFOUNDED: Mapping[tuple[str, str, str], str] = {
     (
         EDD,
@@ -307,17 +330,14 @@ CONFOUNDED: Mapping[tuple[str, str, str], str] = {
 }
 """Claims that SmolLM2's shipped drafters cannot decide, as they were not trained alike;
 recipes/fair.py trains them so."""
-TRAINS = "needs drafters trained for it, half an hour each on two cores: "
+TRAINS = "needs drafters trained for it, five minutes of a core each: recipes/sweeps.py"
 WITHOUT = {
-    (EDD, "Fig. 5"): TRAINS
-    + "recipes/ablations.py trains them, and toy.md has an earlier run without figures of each prompt",
-    (GLIDE, "2"): TRAINS + "recipes/distil.py, and train glide with both texts",
-    (GLIDE, "Fig. 7"): TRAINS + "recipes/ablations.py",
-    (GLIDE, "Fig. 8"): TRAINS + "train glide:layers=2",
-    (GLIDE, "Fig. 9"): TRAINS + "train glide:hidden=768",
+    (EDD, "Fig. 5"): TRAINS + "; toy.md has an earlier run without figures of each prompt",
+    **{(GLIDE, place): TRAINS for place in ("2", "Fig. 7", "Fig. 8", "Fig. 9")},
 }
 """Why claims of a table that can be run have no verdict where no result has them."""
 NAMES = {
+    "small": "vdm",
     "aded": "aded:datastore=aded-math",
     "rest": "rest:datastore=rest-math",
     "c2t": "c2t:classifier=demo",
@@ -325,7 +345,7 @@ NAMES = {
 """Specs for the claims' names in the run of all claims on the demo target."""
 FILES = {
     "demo": ("papers_demo", "papers_demo_t1", "draft_models", "policies_again_eagle"),
-    "smollm2": ("papers_smollm2", "evidence"),
+    "smollm2": ("evidence",),
 }
 """Saved results in which the claims' own pairings are searched, by target."""
 
@@ -338,28 +358,25 @@ def verdicts(target: str) -> list[dict[str, Any]]:
     found = list[dict[str, Any]]()
     for paper in SHORT.values():
         several = [c for c in CLAIMS if c.paper == paper]
-        rows = {c: pair for c in several if (pair := saved_pair(c, target)) is not None}
+        rows = {c: pairs for c in several if (pairs := saved_pairs(c, target))}
         compared = {
             (pair.key, by): paired(pair.mine, pair.other, by)
-            for c, pair in rows.items()
+            for pairs in rows.values()
+            for pair in pairs
             for *_, by in pair.claim.comparisons
         }
         adjusted = dict(zip(compared, holm(list(compared.values())), strict=True))
-        for c, pair in rows.items():
-            ratios = [adjusted[pair.key, by] for *_, by in pair.claim.comparisons]
-            one = judging._with(
-                judging.JudgedClaim(
-                    pair.claim, (pair.mine["acceptance_length"], pair.other["acceptance_length"])
-                ),
-                ratios,
-            )
-            saved = entry(c, target, one, pair.source, len(pair.mine["per_prompt"]["tokens"]))
-            found.append(saved | (at_paper_costs(pair.claim) if target == "demo" else {}))
-    return (
-        found
-        + [e for c in CLAIMS if target == "demo" and (e := equal(c)) is not None]
-        + special(target)
-    )
+        for c, pairs in rows.items():
+            seeds = list[dict[str, Any]]()
+            for pair in pairs:
+                ratios = [adjusted[pair.key, by] for *_, by in pair.claim.comparisons]
+                taus = (pair.mine["acceptance_length"], pair.other["acceptance_length"])
+                one = judging._with(judging.JudgedClaim(pair.claim, taus), ratios)
+                prompts = len(pair.mine["per_prompt"]["tokens"])
+                seeds.append(entry(c, target, one, pair.source, prompts))
+            at_costs = at_paper_costs(pairs[0].claim) if target == "demo" else {}
+            found.append(every_seed(seeds) | at_costs)
+    return found + [e for c in CLAIMS if (e := equal(c, target)) is not None] + special(target)
 
 
 def at_paper_costs(claim: Claim) -> dict[str, Any]:
@@ -380,6 +397,16 @@ AT_PAPER_COSTS = "papers_edd_costs"
 """The saved result of EDD's policies, counted by the paper's costs."""
 
 
+def every_seed(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the verdict of a claim by those of several seeds: theirs if they agree, or `ties`."""
+    first, *others = seeds
+    if not others:
+        return first
+    words = {s["verdict"] for s in seeds}
+    verdict = first["verdict"] if len(words) == 1 else "ties"
+    return first | {"verdict": verdict, "other seeds": [s["ratio"] for s in others]}
+
+
 @dataclass(frozen=True)
 class Pair:
     """Hold the two rows of a claim in a saved result."""
@@ -395,14 +422,37 @@ class Pair:
         return self.source, self.claim.mine, self.claim.other, self.claim.temperature
 
 
+def saved_pairs(claim: Claim, target: str) -> list[Pair]:
+    """Return the rows of a claim on a target, for each seed; none where no result has both."""
+    names = TWO_SEEDS.get((claim.paper, claim.table, claim.claim))
+    if names is None or target != "demo":
+        one = saved_pair(claim, target)
+        return [] if one is None else [one]
+    found = list[Pair]()
+    if (RESULTS / f"{SWEEPS}.json").is_file():
+        result = read(RESULTS / f"{SWEEPS}.json")
+        specs = sorted({r["drafter"] for r in result["rows"] if r["policy"]})
+        for seed in range(SEEDS):
+            mine, other = (f"sweeps/{name}-s{seed}" for name in names)
+            if {mine, other} <= set(specs):
+                of = replace(claim, mine=f"{mine} {FIVE}", other=f"{other} {FIVE}")
+                rows = judging._rows(of, [result], {})
+                assert rows is not None
+                found.append(Pair(of, rows[0], rows[1], SWEEPS))
+    return found
+
+
+SEEDS = 2
+"""Number of seeds of recipes/sweeps.py."""
+
+
 def saved_pair(claim: Claim, target: str) -> Pair | None:
     """Return the rows of a claim on a target; None where no result has both."""
     place = (claim.paper, claim.table, claim.claim)
-    if target == "demo" and place in EQUAL:
+    if place in (EQUAL if target == "demo" else EQUAL_SMOLLM2):
         return None
-    named = SAVED if target == "demo" else SMOLLM2
-    if place in named and (RESULTS / f"{named[place][0]}.json").is_file():
-        source, mine, other = named[place]
+    if target == "demo" and place in SAVED and (RESULTS / f"{SAVED[place][0]}.json").is_file():
+        source, mine, other = SAVED[place]
         claim, files = replace(claim, mine=mine, other=other, not_run=""), [source]
     elif target == "smollm2" and place in CONFOUNDED:
         return None
@@ -452,9 +502,12 @@ def share(told: str) -> tuple[float, float, float]:
     return value, low, high
 
 
-def equal(claim: Claim) -> dict[str, Any] | None:
+def equal(claim: Claim, target: str = "demo") -> dict[str, Any] | None:
     """Return the verdict of a claim at equal τ, of the saved share of nodes: fewer than 1 holds."""
-    if (of := EQUAL.get((claim.paper, claim.table, claim.claim))) is None:
+    at = EQUAL if target == "demo" else EQUAL_SMOLLM2
+    if (of := at.get((claim.paper, claim.table, claim.claim))) is None:
+        return None
+    if not (RESULTS / f"{of.result}.json").is_file():
         return None
     rows, found = read(RESULTS / f"{of.result}.json")["rows"], list[tuple[float, float, float]]()
     for wanted in of.rows:
@@ -465,7 +518,7 @@ def equal(claim: Claim) -> dict[str, Any] | None:
     verdict = next(word for word in ("fails", "ties", "holds") if word in verdicts)
     worst = max(found)
     figures = {"ratio": [round(x, 3) for x in worst], "of": "nodes at equal τ", "source": of.result}
-    return key(claim) | {"target": "demo", "verdict": verdict} | figures
+    return key(claim) | {"target": target, "verdict": verdict} | figures
 
 
 def at_equal(low: float, high: float, keeps: bool) -> str:
@@ -504,7 +557,7 @@ def special(target: str) -> list[dict[str, Any]]:
         found.append(entry(claim, target, one, "evidence", len(at[1.0]["per_prompt"]["tokens"])))
     found += calibrated(target)
     if target == "demo":
-        found += [*spoken(), *stored(), *truncated(), *by_category()]
+        found += [*spoken(), *stored(), *truncated(), *by_category(), *other_texts()]
     surface = next(c for c in CLAIMS if (c.paper, c.table) == (C2T, "Fig. 9, 10"))
     answers = surfaces(target)
     holds = [answers[P, H, 1] > answers[P, H, 10] for P, H in ((0.05, 1.0), (0.3, 4.0))]
@@ -604,6 +657,32 @@ def stored() -> list[dict[str, Any]]:
         "source": "retrieval_build_100",
     }
     return [key(claim_of(ADED, "3", "almost no memory")) | said]
+
+
+def other_texts() -> list[dict[str, Any]]:
+    """Return the verdicts on C2T's nets of other texts, of what benchmarks/c2t_texts.py saved.
+
+    Its docstring has the rules. The gain in recall is the first half of Figure 7's claim.
+    """
+    if not (RESULTS / "papers_c2t_texts.json").is_file():
+        return []
+    saved = read(RESULTS / "papers_c2t_texts.json")
+    rows, recall = {r["net"]: r for r in saved["rows"]}, saved["recall"]
+    _, low, high = rows["other"]["share"]
+    figures = {"ratio": rows["other"]["share"], "of": "nodes at equal τ"}
+    said = {"target": "demo", "source": "papers_c2t_texts", "prompts": recall["texts"]}
+    (old, new), (rate, tuned) = recall["recall"], recall["positive rate"]
+    value, *ends = rows["tuned"]["share"]
+    told = (
+        f"recall {old:.2f} before, {new:.2f} after; positive rate {rate:.3f}, {tuned:.3f}; "
+        f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}] of its nodes at equal τ"
+    )
+    tuning = key(claim_of(C2T, "Fig. 7", "fine-tuning raises recall")) | said
+    learning = key(claim_of(C2T, "Fig. 8", "other texts teach the same")) | said
+    return [
+        tuning | {"verdict": recall["verdict"], "of": told},
+        learning | {"verdict": at_equal(low, high, True)} | figures,
+    ]
 
 
 def truncated() -> list[dict[str, Any]]:

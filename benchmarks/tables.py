@@ -22,7 +22,7 @@ from draftree.evaluation import roofline
 from draftree.evaluation.paper_recipes import CLAIMS
 from draftree.evaluation.result_rows import NGRAM, read
 from draftree.evaluation.text_tables import result_table
-from papers import CONFOUNDED, ITEMS, WITHOUT
+from papers import CONFOUNDED, ITEMS, STANDS_IN, WITHOUT
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -136,15 +136,12 @@ def papers(results: Path) -> str:
         for claim in (c for c in CLAIMS if c.paper == paper):
             place = (paper, claim.table, claim.claim)
             here = [told(saved.get((target, *place))) for target in ("demo", "smollm2")]
-            why = (
-                CONFOUNDED.get(place, "")
-                if any(here)
-                else claim.not_run or WITHOUT.get(place[:2], "")
-            )
+            why = CONFOUNDED.get(place, STANDS_IN.get(place, ""))
+            if not any(here):
+                why = f"no verdict: it {claim.not_run or WITHOUT.get(place[:2], '')}"
             rows.append([claim.claim, claim.table, claim.figures, *here, why])
-        text.append(
-            lines(["claim", "table", "paper", "demo", "SmolLM2", "no verdict, because it"], rows)
-        )
+        heads = ["claim", "table", "paper", "demo", "SmolLM2", "what stands in, or why not"]
+        text.append(lines(heads, rows))
     return "\n\n".join(text) + "\n"
 
 
@@ -203,7 +200,11 @@ def told(row: Mapping[str, Any] | None) -> str:
         if "paper costs" in row
         else ""
     )
-    return f"**{row['verdict']}** {figures}{kept}{costs}"
+    seeds = "".join(
+        "; {:.2f} [{:.2f}, {:.2f}] with the other seed".format(*r)
+        for r in row.get("other seeds", ())
+    )
+    return f"**{row['verdict']}** {figures}{kept}{costs}{seeds}"
 
 
 STOCK, PLAIN = "transformers: generate, stock kernels", "plain decoding"

@@ -12,7 +12,12 @@ from draftree.acceptors.match import Match
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
 from draftree.evaluation.bootstrap import TOO_FEW
-from draftree.evaluation.drafter_calibration import GROUPS, CandidateTrace, group_figures
+from draftree.evaluation.drafter_calibration import (
+    CANDIDATES,
+    GROUPS,
+    CandidateTrace,
+    group_figures,
+)
 from draftree.evaluation.paper_claims import PLAIN, Claim, judge_claims, named, summary
 from draftree.evaluation.paper_recipes import CLAIMS, TRAINED, select_claims
 from draftree.registry import build, names
@@ -142,7 +147,8 @@ def test_a_pairing_is_compared_with_plain_decoding_on_its_own_costs() -> None:
 def test_groups_of_candidates_are_claims_by_their_places() -> None:
     """Six places, of which three are sure, and two of these right; the sixth no chain comes to."""
     one = CandidateTrace(np.array([1, 2, 5, 1, 2, 1]), np.array([0, 0, 1, 0, 8, 0]), np.array([0.9, 0.8, 0.7, 0.1, 0.2, 0.9]),
-                 np.array([0.5, 0.5, 0.5, 3.0, 3.0, 3.0]), np.array([True] * 5 + [False]))  # fmt: skip
+                 np.array([0.5, 0.5, 0.5, 3.0, 3.0, 3.0]), np.array([True] * 5 + [False]),
+                 np.zeros((6, CANDIDATES)))  # fmt: skip
     rows = {r["policy"]: r["per_prompt"] for r in group_figures([one, one], "d")}
     assert {name: (r["places"], r["tokens"]) for name, r in rows.items() if name != "closed-said"} == {
         "sure": ([3, 3], [2.0, 2.0]), "unsure": ([2, 2], [1.0, 1.0]), "upper-left": ([3, 3], [3.0, 3.0]),

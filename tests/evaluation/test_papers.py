@@ -70,10 +70,8 @@ def test_each_claim_has_a_saved_verdict_or_a_reason(papers: ModuleType) -> None:
     claims = {(c.paper, c.table, c.claim) for c in CLAIMS}
     assert len(claims) == len(CLAIMS), "no two claims have one name"
     assert judged <= claims
-    assert (
-        papers.SAVED.keys() | papers.SMOLLM2.keys() | papers.EQUAL.keys() | papers.CONFOUNDED.keys()
-        <= claims
-    )
+    assert papers.SAVED.keys() | papers.EQUAL.keys() | papers.EQUAL_SMOLLM2.keys() <= claims
+    assert papers.TWO_SEEDS.keys() | papers.STANDS_IN.keys() | papers.CONFOUNDED.keys() <= claims
     for claim in CLAIMS:
         place = (claim.paper, claim.table, claim.claim)
         reason = claim.not_run or papers.WITHOUT.get(place[:2], "")
@@ -88,6 +86,74 @@ def test_every_verdict_names_a_saved_result() -> None:
         (results / f"{r['source']}.json").is_file() or r["source"] == "the shipped net"
         for r in SAVED
     )
+
+
+def test_seeds_that_disagree_tie(papers: ModuleType) -> None:
+    held = {"verdict": "holds", "ratio": [0.8, 0.7, 0.9]}
+    failed = {"verdict": "fails", "ratio": [1.2, 1.1, 1.3]}
+    assert papers.every_seed([held]) == held
+    assert papers.every_seed([held, held])["verdict"] == "holds"
+    assert papers.every_seed([failed, failed])["verdict"] == "fails"
+    assert papers.every_seed([held, failed])["verdict"] == "ties"
+    assert papers.every_seed([held, held | {"verdict": "ties"}])["verdict"] == "ties"
+    assert papers.every_seed([held, failed])["other seeds"] == [[1.2, 1.1, 1.3]]
+
+
+def test_each_seed_of_the_sweeps_is_judged_by_itself(
+    papers: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The names of the recipe's drafters are those of the claims, and both seeds count."""
+    recipe = (ROOT / "recipes" / "sweeps.py").read_text("utf-8")
+    assert all(f'"{n}": ' in recipe for pair in papers.TWO_SEEDS.values() for n in pair)
+    claim = next(c for c in CLAIMS if (c.paper, c.table) == (papers.GLIDE, "Fig. 7"))
+    each = {"tokens": [64] * 9, "accepted": [40] * 9, "nodes": [80] * 9}
+    rows = [
+        {
+            "drafter": f"sweeps/{name}-s{seed}",
+            "policy": papers.FIVE,
+            "rule": None,
+            "temperature": 0.0,
+            "acceptance_length": 64 / steps,
+            "per_prompt": each | {"steps": [steps + i % 3 for i in range(9)]},
+        }
+        for name, seed, steps in (
+            ("glide", 0, 20),
+            ("glide-low", 0, 40),
+            ("glide", 1, 40),
+            ("glide-low", 1, 20),
+        )
+    ]
+    (tmp_path / "papers_sweeps.json").write_text(
+        json.dumps({"format": 2, "provenance": {"seed": 0}, "rows": rows})
+    )
+    monkeypatch.setattr(papers, "RESULTS", tmp_path)
+    pairs = papers.saved_pairs(claim, "demo")
+    assert [p.mine["drafter"] for p in pairs] == ["sweeps/glide-s0", "sweeps/glide-s1"]
+    assert len({p.key for p in pairs}) == 2
+    monkeypatch.setattr(papers, "CLAIMS", (claim,))
+    monkeypatch.setattr(papers, "SHORT", {"glide": papers.GLIDE})
+    monkeypatch.setattr(papers, "special", lambda target: [])
+    [found] = papers.verdicts("demo")
+    assert found["verdict"] == "ties", "one seed holds, the other fails"
+    assert found["ratio"][2] < 1 < found["other seeds"][0][1]
+
+
+def test_nets_of_other_texts_are_judged(
+    papers: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recall = {"texts": 9, "recall": [0.5, 0.6], "positive rate": [0.01, 0.02], "verdict": "holds"}
+    rows = [
+        {"net": "other", "beside": "right", "share": [1.2, 1.1, 1.3]},
+        {"net": "tuned", "beside": "other", "share": [1.0, 0.9, 1.1]},
+    ]
+    monkeypatch.setattr(papers, "RESULTS", tmp_path)
+    assert papers.other_texts() == []
+    saved = {"format": 2, "provenance": {}, "rows": rows, "recall": recall}
+    (tmp_path / "papers_c2t_texts.json").write_text(json.dumps(saved))
+    tuning, learning = papers.other_texts()
+    assert (tuning["table"], tuning["verdict"]) == ("Fig. 7", "holds")
+    assert "recall 0.50 before, 0.60 after" in tuning["of"]
+    assert (learning["table"], learning["verdict"]) == ("Fig. 8", "fails"), "1.1 is above 1.05"
 
 
 def test_a_claim_at_equal_tau_has_one_verdict_for_all_its_rows(papers: ModuleType) -> None:

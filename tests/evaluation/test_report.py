@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from draftree.engine import plain
 from draftree.evaluation import report_text, result_rows
 from draftree.evaluation.drafter_calibration import (
     BINS,
+    CANDIDATES,
     DEPTHS,
     RANKS,
     CandidateTrace,
@@ -123,7 +125,7 @@ def looked(
 ) -> CandidateTrace:
     count = len(rank)
     return CandidateTrace(np.ones(count, np.int64), np.array(rank), np.array(sure), np.array(entropy or [0.5] * count),
-                  np.array(reached or [True] * count))  # fmt: skip
+                  np.array(reached or [True] * count), np.array(sure)[:, None] * 0.5 ** np.arange(CANDIDATES))  # fmt: skip
 
 
 def test_calibration_by_hand() -> None:
@@ -140,6 +142,19 @@ def test_calibration_by_hand() -> None:
     assert (len(shares), ends[0], ends[-1]) == (len(ends) - 1, 0.0, 2.0)
     assert np.array(shares).sum() == pytest.approx(3)
     assert len(shares) <= BINS
+
+
+def test_heat_maps_by_hand() -> None:
+    """C2T, Figure 2: intervals of a nat, the last one open, and only what one draft pass gives."""
+    found = looked([0, 1, 20, 0, 7], [0.8, 0.4, 0.2, 0.1, 0.6], None, [0.2, 0.9, 1.0, 7.5, 0.3])
+    found = replace(found, depth=np.array([1, 1, 1, 1, 2]))
+    mean_q, accepted, places = found.by_entropy_interval()
+    assert places.tolist() == [2, 1, 0, 0, 0, 0, 1], "the fifth is of depth 2"
+    assert mean_q[0, :2] == pytest.approx([0.6, 0.3])
+    assert accepted[0, :3].tolist() == [0.5, 0.5, 0.0]
+    assert accepted[1].sum() == 0, "its token is none of the candidates"
+    assert (mean_q[6, 0], accepted[6, 0]) == (pytest.approx(0.1), 1.0)
+    assert not mean_q[2:6].any()
 
 
 def test_a_drafter_that_is_always_right_has_rank_1_at_every_depth() -> None:
@@ -194,7 +209,12 @@ def test_pictures_are_drawn_as_png_and_svg(folder: Path, capsys) -> None:
     assert said["places"] > 0
     assert len(said["rank_by_depth"]) == DEPTHS
     assert [r["drafter"] for r in said["result"]] == ["vdm", "pld"]
-    names = {"reliability", "rank_by_depth", "rank_by_entropy", "frontier", "nodes_by_category"}
+    interval = said["rank_by_interval"]
+    assert sum(interval["places"]) > 0
+    assert np.shape(interval["q"]) == np.shape(interval["accepted"]) == (7, CANDIDATES)
+    names = {"reliability", "rank_by_depth", "rank_by_entropy", "frontier"}
+    names |= {f"interval_{of}" for of in ("q", "accepted", "bias")}
+    names |= {"nodes_by_category", "accepted_by_category"}
     assert {p.name for p in (folder / "pictures").iterdir()} == {
         f"{n}.{e}" for n in names for e in ("png", "svg")
     }

@@ -82,12 +82,9 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         if result is not None:
             drawn.append(("frontier", charts.frontier(result["rows"], str(asked.result))))
             if names := result.get("categories"):
-                drawn.append(
-                    (
-                        "nodes_by_category",
-                        charts.categories(result["rows"], names, str(asked.result)),
-                    )
-                )
+                for of in ("nodes", "accepted"):
+                    picture = charts.categories(result["rows"], names, str(asked.result), of)
+                    drawn.append((f"{of}_by_category", picture))
         for name, figure in drawn:
             for ending in ENDINGS:
                 with replace_file(asked.pictures / f"{name}.{ending}") as partial:

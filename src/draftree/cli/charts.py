@@ -5,7 +5,15 @@ from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from draftree.evaluation.drafter_calibration import CandidateTrace, by_category, frontiers
+import numpy as np
+
+from draftree.evaluation.drafter_calibration import (
+    CANDIDATES,
+    ENTROPY_LIMITS,
+    CandidateTrace,
+    by_category,
+    frontiers,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,6 +101,41 @@ def heat_map(
     return figure
 
 
+def interval_maps(looked: CandidateTrace, title: str) -> list[Picture]:
+    """Draw q, acceptance and q − acceptance by entropy interval and rank (C2T, Figure 2).
+
+    The colours of the first two are logarithmic, as in the paper. In the third one red is a q above
+    the acceptance.
+    """
+    mean_q, accepted, counts = looked.by_entropy_interval()
+    last = len(ENTROPY_LIMITS) - 1
+    rows = [f"{a:g} – {b:g}" for a, b in pairwise(ENTROPY_LIMITS)] + [f"> {ENTROPY_LIMITS[last]:g}"]
+    labels = [f"{row} ({n})" for row, n in zip(rows, counts, strict=True)]
+    log = {"cmap": "cividis", "vmin": -4, "vmax": 0}
+    bias = mean_q - accepted
+    most = max(float(np.abs(bias).max()), 0.01)
+    maps = (
+        ("interval_q", mean_q, np.log10(np.maximum(mean_q, 1e-4)), log),
+        ("interval_accepted", accepted, np.log10(np.maximum(accepted, 1e-4)), log),
+        ("interval_bias", bias, bias, {"cmap": "RdBu_r", "vmin": -most, "vmax": most}),
+    )
+    of = ("mean q", "share accepted", "q − share accepted")
+    found = list[Picture]()
+    for (name, values, shown, colours), what in zip(maps, of, strict=True):
+        figure, axes = _figure(12, 4.2, f"{title}\n{what} by entropy and rank, one draft pass")
+        axes.imshow(shown, aspect="auto", **colours)
+        for i, j in np.ndindex(values.shape):
+            light = name != "interval_bias" and shown[i, j] < -2
+            colour = "white" if light else "black"
+            text = f"{values[i, j]:.2f}"
+            axes.text(j, i, text, ha="center", va="center", fontsize="xx-small", color=colour)
+        axes.set(xlabel="rank of the candidate", ylabel="entropy, nats (places)")
+        axes.set_xticks(range(CANDIDATES), [str(r + 1) for r in range(CANDIDATES)])
+        axes.set_yticks(range(len(labels)), labels)
+        found.append((name, figure))
+    return found
+
+
 def charts_of_drafter(looked: CandidateTrace, title: str) -> list[Picture]:
     """Return all pictures of one drafter's calibration."""
     ends, by_entropy = looked.by_entropy()
@@ -112,6 +155,7 @@ def charts_of_drafter(looked: CandidateTrace, title: str) -> list[Picture]:
                 by_entropy, bins, "entropy, nats", f"{title}\nshare accepted by entropy and rank"
             ),
         ),
+        *interval_maps(looked, title),
     ]
 
 
@@ -133,16 +177,24 @@ def frontier(rows: Sequence[dict[str, Any]], title: str) -> "Figure":
     return figure
 
 
-def categories(rows: Sequence[dict[str, Any]], names: Sequence[str], title: str) -> "Figure":
-    """Draw box plots over prompts of the nodes per step, by category, for each row with drafts."""
+def categories(
+    rows: Sequence[dict[str, Any]], names: Sequence[str], title: str, of: str = "nodes"
+) -> "Figure":
+    """Draw box plots over prompts, by category, for each row with drafts (EDD, Figure 7).
+
+    Args:
+        rows: of a saved result.
+        names: category of each prompt.
+        title: title of the picture.
+        of: `nodes`, the nodes of a step, or `accepted`, its accepted tokens.
+    """
+    what = {"nodes": "nodes of a step", "accepted": "accepted tokens of a step"}[of]
     drafting = [r for r in rows if r["policy"]]
     groups = list(dict.fromkeys(n or "all" for n in names))
-    figure, axes = _figure(
-        max(6.0, 1.1 * len(groups) + 2), 4.2, f"{title}\nnodes of a step by category"
-    )
+    figure, axes = _figure(max(6.0, 1.1 * len(groups) + 2), 4.2, f"{title}\n{what} by category")
     width = 0.8 / max(len(drafting), 1)
     for i, row in enumerate(drafting):
-        values, colour = by_category(row, names), COLOURS[i % len(COLOURS)]
+        values, colour = by_category(row, names, of), COLOURS[i % len(COLOURS)]
         at = [g + (i - (len(drafting) - 1) / 2) * width for g in range(len(groups))]
         boxes = axes.boxplot(
             [values[g] for g in groups],
@@ -161,7 +213,7 @@ def categories(rows: Sequence[dict[str, Any]], names: Sequence[str], title: str)
         for line in boxes["medians"]:
             line.set(color="black")
         axes.plot([], [], "s", color=colour, label=f"{row['drafter']} {row['policy']}")
-    axes.set(ylabel="nodes of a step")
+    axes.set(ylabel=what)
     axes.set_xticks(range(len(groups)), groups)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     return figure

@@ -132,7 +132,7 @@ def parts(
 
     Both results are dicts whose keys are the names in the claims.
     """
-    from draftree.evaluation.paper_recipes import TRAINED
+    from draftree.evaluation.paper_recipes import SMALL, TRAINED
     from draftree.registry import names
     from draftree.target.target_names import shipped, shipped_folder, shipped_name
 
@@ -145,7 +145,10 @@ def parts(
             raise UserError(f"--as names '{name}', the claims are about {', '.join(sorted(told))}")
     if shipped_folder(asked.target, "c2t"):
         given.setdefault("c2t", f"c2t:classifier={shipped_name(asked.target)}")
-    there = {method for _, method in shipped(asked.target)} | {"pld", *names("policy"), *given}
+    methods = {method for _, method in shipped(asked.target)}
+    if "vdm" in methods:
+        given.setdefault(SMALL, "vdm")
+    there = methods | {"pld", *names("policy"), *given}
     missing = {
         n: f"no drafter '{n}' for {asked.target}: --as {n}=FOLDER names one" for n in told - there
     }

@@ -18,7 +18,12 @@ from draftree.metrics import Step
 from draftree.tree import Bools, Floats, Ints
 
 RANKS, DEPTHS, BINS = 8, 10, 10
-"""Number of candidates K, number of depths D, and number of bins for confidence and entropy."""
+"""Number of ranks that tables show, number of depths D, and number of bins for confidence and
+entropy."""
+CANDIDATES = 20
+"""Number of candidates K, the ranks of C2T's heat maps (Figure 2)."""
+ENTROPY_LIMITS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+"""Lower ends of the entropy intervals of C2T's heat maps in nats; the last one has no upper end."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,13 @@ class CandidateTrace:
 
     Attributes:
         depth: [M] distance in tokens from the root of the position's block, from 1.
-        rank: [M] rank of the text's token among the K candidates, from 0; K if it is not a
-            candidate.
+        rank: [M] rank of the text's token among the K candidates, from 0; at least K if it is not
+            a candidate.
         confidence: [M] probability q that the drafter gives to its likeliest candidate.
         entropy: [M] entropy of the drafter's distribution q in nats.
         reached: [M] whether the likeliest candidates at all earlier depths of the block equal the
             text's tokens, so that a greedy chain reaches the position.
+        candidates: [M, K] q of each candidate; 0 where the drafter gives fewer than K.
     """
 
     depth: Ints
@@ -43,6 +49,7 @@ class CandidateTrace:
     confidence: Floats
     entropy: Floats
     reached: Bools
+    candidates: Floats
 
     @classmethod
     def along(cls, source: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Self:
@@ -53,26 +60,29 @@ class CandidateTrace:
             drafter: drafter that proposes K candidates after every token.
             texts: greedy texts, all in one batch.
         """
-        parts = list[tuple[Ints, Ints, Floats, Floats, Bools]]()
-        for block in replay(source, drafter, texts, RANKS, DEPTHS):
+        parts = list[tuple[Ints, Ints, Floats, Floats, Bools, Floats]]()
+        for block in replay(source, drafter, texts, CANDIDATES, DEPTHS):
             alive = np.ones(int(block.tree.row.max()) + 1, np.bool_)
             for nodes, found in block.asked:
                 rows, there = block.tree.row[nodes], np.isfinite(found.log_q)
                 hit = (found.tokens == block.following(nodes)[:, None]) & there
-                rank = np.where(hit.any(1), hit.argmax(1), RANKS)
-                sure = np.where(there[:, 0], np.exp(found.log_q[:, 0]), 0.0)
+                rank = np.where(hit.any(1), hit.argmax(1), CANDIDATES)
+                q = np.zeros((len(nodes), CANDIDATES))
+                q[:, : there.shape[1]] = np.where(there, np.exp(found.log_q), 0.0)
                 drafted = there[:, 0]
                 columns = (
                     block.tree.depth[nodes] + 1,
                     rank,
-                    sure,
+                    q[:, 0],
                     np.asarray(found.entropy(), np.float64),
                     alive[rows],
+                    q,
                 )
                 parts.append(tuple(c[drafted] for c in columns))  # type: ignore[arg-type]
                 alive[rows] &= rank == 0
         if not parts:
-            return cls(*(np.zeros(0) for _ in range(5)))  # type: ignore[arg-type]
+            none = (np.zeros(0) for _ in range(5))
+            return cls(*none, np.zeros((0, CANDIDATES)))  # type: ignore[arg-type]
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def reliability(self) -> list[dict[str, float]]:
@@ -128,9 +138,30 @@ class CandidateTrace:
         )
         return ends.tolist(), self._shares(which, max(len(ends) - 1, 1))
 
+    def by_entropy_interval(self) -> tuple[Floats, Floats, Ints]:
+        """Return q and acceptance by entropy interval and rank, after one draft pass.
+
+        Only positions at depth 1 count: their context is the text alone, and one forward pass of
+        the drafter gives all of their candidates (C2T, Figure 2).
+
+        Returns:
+            The mean q [intervals, K] and the share of positions whose token has this rank
+            [intervals, K], both 0 in empty intervals, and the number of positions [intervals].
+        """
+        first = self.depth == 1
+        interval = np.searchsorted(ENTROPY_LIMITS, self.entropy[first], side="right") - 1
+        rank = self.rank[first]
+        counts = np.bincount(interval, minlength=len(ENTROPY_LIMITS))
+        mean_q, accepted = (np.zeros((len(ENTROPY_LIMITS), CANDIDATES)) for _ in range(2))
+        np.add.at(mean_q, interval, self.candidates[first])
+        found = rank < CANDIDATES
+        np.add.at(accepted, (interval[found], rank[found]), 1)
+        places = np.maximum(counts, 1)[:, None]
+        return mean_q / places, accepted / places, counts
+
     def _shares(self, group: Ints, groups: int) -> list[list[float]]:
         counts = np.zeros((groups, RANKS + 1))
-        np.add.at(counts, (group, self.rank), 1)
+        np.add.at(counts, (group, np.minimum(self.rank, RANKS)), 1)
         shares: list[list[float]] = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[
             :, :RANKS
         ].tolist()
@@ -139,12 +170,19 @@ class CandidateTrace:
     def as_json(self) -> dict[str, Any]:
         """Return the figures as a dictionary with the names that the command line prints."""
         ends, shares = self.by_entropy()
+        mean_q, accepted, counts = self.by_entropy_interval()
         return {
             "places": len(self.rank),
             "calibration_error": self.calibration_error,
             "reliability": self.reliability(),
             "rank_by_depth": self.by_depth(),
             "rank_by_entropy": {"ends": ends, "shares": shares},
+            "rank_by_interval": {
+                "from": list(ENTROPY_LIMITS),
+                "places": counts.tolist(),
+                "q": mean_q.round(4).tolist(),
+                "accepted": accepted.round(4).tolist(),
+            },
         }
 
 

@@ -29,23 +29,26 @@ PCT, E50, CAPE5 = "edd pct:ratio=0.037", "edd eagle2:nodes=50", "edd cape:length
 """Of EDD's paper: sₐ/sₜ of its 7B pair, EAGLE-2's tree of 50, and CaPE five deep (section 4.1)."""
 STORE = "needs a datastore of its own: "
 RECIPE = "recipes/ablations.py"
+SWEEPS = "recipes/sweeps.py"
 TRAINED = {
     "edd-ce": f"train edd:loss=ce, {RECIPE}",
     "edd-fixed": f"train edd:min_block=5,max_block=5, {RECIPE}",
-    "edd-last": f"train edd:hidden_layer=-1, {RECIPE}",
-    "edd-low": f"train edd:hidden_layer=4, {RECIPE}",
+    "edd-last": f"train edd:hidden_layer=-1, {SWEEPS}",
+    "edd-low": f"train edd:hidden_layer=4, {SWEEPS}",
     "glide-nocross": f"train glide:cross=false, {RECIPE}",
-    "glide-low": f"train glide:kv_layer=0, {RECIPE}",
-    "glide-distilled": "train glide --regenerate, recipes/distil.py",
-    "glide-deep": "train glide:layers=2",
-    "glide-narrow": "train glide:hidden=768",
+    "glide-low": f"train glide:kv_layer=0, {SWEEPS}",
+    "glide-distilled": f"train glide --regenerate, {SWEEPS}",
+    "glide-deep": f"train glide:layers=2, {SWEEPS}",
+    "glide-narrow": f"train glide:hidden=768, {SWEEPS}",
 }
 """By the name of a drafter that none has: how it is trained, for as many passes as what stands
 beside it."""
 CLASSIFIERS = "needs classifiers trained anew: benchmarks/c2t_ablations.py trains and compares them"
 EQUAL = "stands at equal τ, between two curves: benchmarks/c2t_tables.py"
 CATEGORIES = "is of categories: `bench` says τ of each, `analyse --result` draws it, and benchmarks/papers.py judges it"
-SMALLER = "needs a smaller model of the target's family, which SmolLM2-135M has not: --pair 'lm:model=FOLDER chain:length=5'"
+SMALL = "small"
+"""Stands for a smaller model of the target's family, such as `lm:model=FOLDER`; `vdm`, which reads
+the text alone with one layer, stands in where there is none."""
 CLAIMS = (
     Claim(
         EDD,
@@ -201,7 +204,12 @@ CLAIMS = (
         not_run="is one text: `generate --show-trees` shows one",
     ),
     Claim(
-        EAGLE2, "1", "a dynamic tree over speculative sampling", "τ 4.98, SpS 2.36", not_run=SMALLER
+        EAGLE2,
+        "1",
+        "a dynamic tree over speculative sampling",
+        "τ 4.98, SpS 2.36",
+        "eagle eagle2",
+        f"{SMALL} {FIVE}",
     ),
     Claim(
         EAGLE2,
@@ -366,7 +374,7 @@ CLAIMS = (
         "4",
         "batches",
         "H800, tokens a second",
-        not_run="is of a GPU that a batch fills, and there is none: `bench --arrivals` serves batches",
+        not_run="is of a GPU that a batch fills, and there is none: `bench --batch` measures it in turns",
     ),
     Claim(
         GLIDE,
@@ -500,7 +508,8 @@ CLAIMS = (
         by=NODES,
         keeps=True,
         both=True,
-        not_run="needs two targets: replay --target smollm2 --pair 'edd c2t:classifier=demo'",
+        not_run="needs two targets, and a net of the other: "
+        "replay --target smollm2 --pair 'edd c2t:classifier=demo'",
     ),
     Claim(
         C2T,
@@ -585,15 +594,14 @@ CLAIMS = (
         "Fig. 7",
         "fine-tuning raises recall",
         "curves",
-        not_run="needs a classifier fine-tuned for another drafter, "
-        "hours of trees: benchmarks/c2t_tables.py 2 --data",
+        not_run="needs nets of other texts, some ten minutes of an idle core: benchmarks/c2t_texts.py",
     ),
     Claim(
         C2T,
         "Fig. 8",
         "other texts teach the same",
         "one curve",
-        not_run="needs classifiers of other texts, hours of trees: train c2t --data",
+        not_run="needs nets of other texts, some ten minutes of an idle core: benchmarks/c2t_texts.py",
     ),
     Claim(
         C2T,
