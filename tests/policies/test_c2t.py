@@ -944,6 +944,43 @@ def test_the_ablations_set_what_the_paper_sets(recipe: Callable[[str], Any]) -> 
         registry.build("policy", line.policy.replace("TUNED", str(demo_folder("c2t"))))
 
 
+def test_recall_before_and_after_tuning(recipe: Callable[[str], Any]) -> None:
+    """A net that accepts P ≥ .2 recalls what one of P ≥ .6 does not; a text counts by its nodes."""
+    texts = recipe("c2t_texts")
+
+    class Net:
+        def __init__(self, least: float) -> None:
+            self.least = least
+
+        def confidence(self, log_p: Any, entropy: Any, depth: Any) -> Any:
+            return np.where(np.exp(log_p) >= self.least, 0.9, 0.1)
+
+    of = lambda joint, accepted: Nodes(
+        np.array(joint), np.ones(4), np.ones(4), np.array(accepted), np.zeros(4, np.int64)
+    )
+    one = of([0.9, 0.5, 0.3, 0.1], [True, True, False, False])
+    found = texts.recall_gain(Net(0.6), Net(0.2), [one] * 8)
+    assert found["recall"] == [0.5, 1.0]
+    assert found["positive rate"] == [0.25, 0.75]
+    assert (found["gain"], found["verdict"]) == ([0.5, 0.5], "holds")
+    assert texts.recall_gain(Net(0.2), Net(0.6), [one] * 8)["verdict"] == "fails"
+    assert texts.recall_gain(Net(0.2), Net(0.2), [one] * 8)["verdict"] == "ties"
+    assert texts.recall_gain(Net(0.6), Net(0.2), [one] * 7)["verdict"] == "too few prompts"
+
+
+def test_nets_of_other_texts_stand_beside_the_right_curve(recipe: Callable[[str], Any]) -> None:
+    texts = recipe("c2t_texts")
+    row = lambda net, beta, accepted, nodes: {
+        "policy": f"c2t:classifier=work/{net},beta={beta}",
+        "per_prompt": {"steps": [1, 1], "accepted": [accepted] * 2, "nodes": [nodes] * 2},
+    }
+    rows = [row("right", 0.3, 3, 40), row("right", 0.7, 1, 10), row("other", 0.5, 2, 30)]
+    rows += [row("other", 0.3, 3, 60), row("other", 0.7, 1, 15), row("tuned", 0.5, 2, 30)]
+    [other, tuned] = texts.compare({"rows": [{"policy": None}, *rows]})
+    assert (other["net"], other["share"]) == ("other", pytest.approx([1.5] * 3))
+    assert (tuned["net"], tuned["share"]) == ("tuned", pytest.approx([1.0] * 3))
+
+
 def test_nodes_at_equal_tau_by_hand(recipe: Callable[[str], Any]) -> None:
     equal = recipe("equal_tau")
     # τ is (accepted / steps) + 1. The curve has 10 nodes at τ = 2 and 40 at τ = 4: halfway,
