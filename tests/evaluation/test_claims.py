@@ -19,7 +19,7 @@ from draftree.evaluation.drafter_calibration import (
     group_figures,
 )
 from draftree.evaluation.paper_claims import PLAIN, Claim, judge_claims, named, summary
-from draftree.evaluation.paper_recipes import CLAIMS, TRAINED, select_claims
+from draftree.evaluation.paper_recipes import CLAIMS, SMALL, TRAINED, select_claims
 from draftree.registry import build, names
 
 
@@ -195,7 +195,7 @@ def test_every_pairing_of_the_papers_exists() -> None:
         assert bool(claim.mine) is not bool(claim.not_run)
         for pairing in claim.pairings:
             drafter, policy, *rule = pairing.split(" ")
-            assert drafter.partition(":")[0] in {*names("drafter"), *TRAINED}
+            assert drafter.partition(":")[0] in {*names("drafter"), *TRAINED, SMALL}
             build("policy", policy)
             assert [build("acceptor", r) for r in rule] == (
                 [] if claim.temperature == 0 else [Match(coupled=False)]

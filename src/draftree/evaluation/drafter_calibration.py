@@ -81,8 +81,8 @@ class CandidateTrace:
                 parts.append(tuple(c[drafted] for c in columns))  # type: ignore[arg-type]
                 alive[rows] &= rank == 0
         if not parts:
-            empty: list[Any] = [np.zeros(0)] * 5
-            return cls(*empty, candidates=np.zeros((0, CANDIDATES)))
+            empty: list[Any] = [*[np.zeros(0)] * 5, np.zeros((0, CANDIDATES))]
+            return cls(*empty)
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def reliability(self) -> list[dict[str, float]]:
