@@ -7,8 +7,8 @@ ones; others are drawn by the inverse of the cumulated distribution, from number
 seed and the prompt's number alone. Logits are rounded as the precision has it, so that near ties
 may fall otherwise than in the engine; the distribution is the target's.
 
-Shapes: B sequences, L prompt tokens, S slots of the cache, H heads, G key-value heads, D hidden
-size, W width of a head, V vocabulary.
+Shapes: B sequences, L prompt tokens, S slots of the cache, G key-value heads, D hidden size, W width
+of a head, V vocabulary.
 """
 
 from collections import deque
@@ -19,7 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+from transformers import Cache
+from typing_extensions import override
+
+from draftree.models.hf_runner import HFRunner
+from draftree.models.kv_capture import PassThroughCache
 
 LOOK = 8
 """Steps between two looks of the host at what was written."""
@@ -47,65 +51,84 @@ class Question:
 
 
 class Layers:
-    """A Llama's layers in few operations.
+    """A Llama's layers in few operations: those of `models/llama_gpu_layers.py`.
 
     Args:
-        model: of transformers, on its device.
+        model: of transformers, on its device, with the modules that transformers gave it.
         slots: positions that are needed at most.
+
+    Raises:
+        SystemExit: the model is not like a Llama, or some of its modules are replaced.
     """
 
     def __init__(self, model: Any, slots: int) -> None:
-        config, self.device = model.config, model.device
-        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
-        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.epsilon, self.slots = config.rms_norm_eps, slots
-        self._layers = [_weights(layer) for layer in model.model.layers]
-        self._embed = model.model.embed_tokens.weight
-        self._norm = model.model.norm.weight
-        self._head = model.lm_head.weight
-        like = torch.zeros(1, 1, config.hidden_size, dtype=self._embed.dtype, device=self.device)
-        cos, sin = model.model.rotary_emb(like, torch.arange(slots, device=self.device)[None])
-        self._cos, self._sin = cos[0], sin[0]  # [S, W]
+        runner = HFRunner(model, few_operations=True)
+        with torch.inference_mode():
+            layers = runner.few_operations()
+        if layers is None or runner.window is not None:
+            raise SystemExit(f"{type(model).__name__} is not a plain Llama with stock modules")
+        self.device, self.dtype, self.slots = model.device, model.dtype, slots
+        self.count = int(runner.config.num_hidden_layers)
+        self._run, self._kinds = layers, set(runner.attention_types)
+        self._shape = runner.kept.shapes[0]
+        self._head = model.get_output_embeddings()
+
+    def _pass(
+        self, ids: Tensor, places: Tensor, mask: Tensor, cache: Cache, entries: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [B, 1, V] after the first tokens of [B, L], and entries [B, L, D] of `hidden_states`."""
+        first = torch.zeros(1, dtype=torch.long, device=self.device)
+        masks = dict.fromkeys(self._kinds, mask)
+        return self._run(ids, places, masks, cache, keep=first, entries=entries)
 
     @torch.no_grad()
-    def read(self, ids: Tensor, entries: Sequence[int]) -> dict[int, Tensor]:
-        """[B, L, D] entries of `hidden_states` of texts [B, L] that are padded at their ends: 0 … the number of layers."""
-        found, x = dict[int, Tensor](), embedding(ids, self._embed)
-        for index in range(len(self._layers)):
-            found[index] = x
-            x = self._causal(index, x)[0]
-        found[len(self._layers)] = rms_norm(x, x.shape[-1:], self._norm, self.epsilon)
-        return {entry: found[entry] for entry in entries}
+    def read(
+        self, ids: Tensor, entries: Sequence[int], cache: Cache | None = None
+    ) -> dict[int, Tensor]:
+        """[B, L, D] entries of `hidden_states` of texts [B, L] that are padded at their ends: 0 … the number of layers.
 
-    def _causal(self, index: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The output [B, L, D] of a layer for whole texts, its keys and its values [B, L, G, W]."""
-        layer, count = self._layers[index], x.shape[1]
-        q, k, v = self._turned(layer, x, self._cos[:count, None], self._sin[:count, None])
-        wide = [t.repeat_interleave(self.heads // self.groups, dim=-2) for t in (k, v)]
-        out = scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, *wide)), is_causal=True)
-        return self._finished(layer, x, out.transpose(1, 2).flatten(-2)), k, v
+        Args:
+            ids: the texts.
+            entries: the entries.
+            cache: where keys and values go; nowhere by default.
+        """
+        places = torch.arange(ids.shape[1], device=self.device)
+        mask = self._mask((places > places[:, None])[None])
+        return self._pass(
+            ids, places[None], mask, PassThroughCache() if cache is None else cache, entries
+        )[1]
 
-    def _turned(
-        self, layer: dict[str, Tensor], x: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries […, H, W], keys and values […, G, W] of inputs […, D] at positions' angles […, 1, W]."""
-        made = linear(
-            rms_norm(x, x.shape[-1:], layer["first"], self.epsilon), layer["qkv"]
-        ).unflatten(-1, (-1, self.width))
-        both, v = made.split((self.heads + self.groups, self.groups), dim=-2)
-        a, b = both.chunk(2, dim=-1)
-        q, k = (both * cos + torch.cat((-b, a), dim=-1) * sin).split(
-            (self.heads, self.groups), dim=-2
-        )
-        return q, k, v
+    def _mask(self, hidden: Tensor) -> Tensor:
+        """The mask [B, 1, n, S] that is added to the scores, of what each token does not see, [B, n, S]."""
+        nothing = torch.zeros((), dtype=self.dtype, device=self.device)
+        return nothing.masked_fill(hidden, torch.finfo(self.dtype).min)[:, None]
 
-    def _finished(self, layer: dict[str, Tensor], x: Tensor, attended: Tensor) -> Tensor:
-        """The output […, D] of a layer, of its input and what its heads attended to."""
-        x = x + linear(attended, layer["out"])
-        gate, up = linear(
-            rms_norm(x, x.shape[-1:], layer["second"], self.epsilon), layer["gate_up"]
-        ).chunk(2, dim=-1)
-        return x + linear(silu(gate) * up, layer["down"])
+
+class Slots(PassThroughCache):
+    """Puts the keys and values of a pass in their places.
+
+    Args:
+        memory: keys and values, [layers, B, S, G, W] each.
+        at: the rows and the slots of the pass's tokens, which broadcast to [B, n].
+        width: slots that the pass sees; by default its own tokens alone.
+    """
+
+    def __init__(
+        self, memory: tuple[Tensor, Tensor], at: tuple[Tensor, Tensor], width: int | None = None
+    ) -> None:
+        super().__init__()
+        self._memory, self._at, self._width = memory, at, width
+
+    @override
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = (stored[layer_idx] for stored in self._memory)
+        keys[self._at] = key_states.transpose(1, 2)
+        values[self._at] = value_states.transpose(1, 2)
+        if self._width is None:
+            return key_states, value_states
+        return keys[:, : self._width].transpose(1, 2), values[:, : self._width].transpose(1, 2)
 
 
 class Writer(Layers):
@@ -135,9 +158,10 @@ class Writer(Layers):
         self.seed = seed
         self.top_p = top_p
         made: dict[str, Any] = {"device": self.device}
-        shape = (len(self._layers), rows, slots, self.groups, self.width)
-        self._keys, self._values = (
-            torch.zeros(shape, dtype=self._embed.dtype, **made) for _ in range(2)
+        shape = (self.count, rows, slots, self._shape.heads, self._shape.key)
+        self._memory = (
+            torch.zeros(shape, dtype=self.dtype, **made),
+            torch.zeros(shape, dtype=self.dtype, **made),
         )
         self._tokens, self._at, self._begin = (
             torch.zeros(rows, dtype=torch.long, **made) for _ in range(3)
@@ -221,19 +245,17 @@ class Writer(Layers):
             self._warmth[where] = torch.tensor([q.temperature for q in asked], device=self.device)
             self._draws[where] = torch.from_numpy(draws).to(self.device)
             states = self._prefill(ids.to(self.device), where)
-            chosen = self._choose(states[torch.arange(len(part), device=self.device), last], where)
+            ends = states[torch.arange(len(part), device=self.device), last]
+            chosen = self._choose(self._head(ends), where)
             self._tokens[where], self._at[where] = chosen, last + 1
             firsts += chosen.tolist()
         return firsts
 
     def _prefill(self, ids: Tensor, where: Tensor) -> Tensor:
         """[B, L, D] the outputs of a pass over prompts [B, L], whose keys and values go to rows `where`."""
-        x, count = embedding(ids, self._embed), ids.shape[1]
-        for index in range(len(self._layers)):
-            x, self._keys[index, where, :count], self._values[index, where, :count] = self._causal(
-                index, x
-            )
-        return x
+        places = torch.arange(ids.shape[1], device=self.device)
+        cache = Slots(self._memory, (where[:, None], places[None]))
+        return self.read(ids, (self.count,), cache)[self.count]
 
     def _steps(self, width: int) -> np.ndarray:
         """`LOOK` steps of all rows, which read so many slots; [steps, B] the tokens."""
@@ -277,31 +299,17 @@ class Writer(Layers):
 
     def _step(self, width: int) -> None:
         """Feeds each row its last token, and puts the next one in its place."""
-        x, at = embedding(self._tokens, self._embed), self._at
-        cos, sin = self._cos[at, None], self._sin[at, None]
+        at = self._at
         hidden = torch.arange(width, device=self.device) > at[:, None]
-        mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(
-            hidden, torch.finfo(x.dtype).min
-        )[:, None, None]
-        each = self.heads // self.groups
-        mask = mask.expand(-1, self.groups, each, -1)
-        for index, layer in enumerate(self._layers):
-            q, k, v = self._turned(layer, x, cos, sin)
-            self._keys[index].index_put_((self._all, at), k)
-            self._values[index].index_put_((self._all, at), v)
-            keys, values = (t[index, :, :width].transpose(1, 2) for t in (self._keys, self._values))
-            out = scaled_dot_product_attention(
-                q.reshape(self.rows, self.groups, each, self.width), keys, values, mask
-            )
-            x = self._finished(layer, x, out.flatten(1))
-        self._tokens.copy_(self._choose(x, self._all))
+        cache = Slots(self._memory, (self._all[:, None], at[:, None]), width)
+        mask = self._mask(hidden[:, None])
+        logits, _ = self._pass(self._tokens[:, None], at[:, None], mask, cache, ())
+        self._tokens.copy_(self._choose(logits[:, 0], self._all))
         self._at.copy_((at + 1).clamp(max=self.slots - 1))
 
-    def _choose(self, states: Tensor, where: Tensor) -> Tensor:
-        """[B] the next tokens of rows, after outputs [B, D]."""
-        logits = linear(
-            rms_norm(states, states.shape[-1:], self._norm, self.epsilon), self._head
-        ).float()
+    def _choose(self, logits: Tensor, where: Tensor) -> Tensor:
+        """[B] the next tokens of rows, by logits [B, V]."""
+        logits = logits.float()
         warmth = self._warmth[where, None]
         p = torch.softmax(logits / warmth.clamp(min=1e-3), dim=-1)
         drawn = self._draws[
@@ -314,18 +322,3 @@ class Writer(Layers):
         at = (total <= drawn * total[:, -1:]).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
         tokens = at if self.top_p == 1 else order.gather(1, at)
         return torch.where(warmth[:, 0] > 0, tokens[:, 0], logits.argmax(-1))
-
-
-def _weights(layer: Any) -> dict[str, Tensor]:
-    """A layer's weights, those that read the same joined."""
-    attention, mlp = layer.self_attn, layer.mlp
-    return {
-        "first": layer.input_layernorm.weight,
-        "second": layer.post_attention_layernorm.weight,
-        "qkv": torch.cat(
-            [part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        ),
-        "out": attention.o_proj.weight,
-        "gate_up": torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
-        "down": mlp.down_proj.weight,
-    }

@@ -18,7 +18,7 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return target_of("demo", device="cpu", dtype="float32", compile=False)
+    return target_of("demo", device="cpu", dtype="float32", compile=False, kernels="stock")
 
 
 @pytest.fixture
