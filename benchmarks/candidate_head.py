@@ -22,11 +22,11 @@ from torch import nn
 
 from draftree.cli.arguments import quiet
 from draftree.drafters.neural.draft_vocabulary import TargetHead
+from draftree.drafters.neural.kernel_layers import accelerate
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites
 from draftree.evaluation.grid import choose_requests
 from draftree.evaluation.provenance import provenance
-from draftree.models.fused_cpu_modules import accelerate
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request

@@ -43,11 +43,12 @@ from draftree.errors import UserError
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import EagerCapture, Graphs
-from draftree.models.grouped_attention import grouped_attention, use_grouped_attention
+from draftree.models.grouped_attention import grouped_attention
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
 from draftree.sampling.params import Sampling
+from draftree.target.kernel_choice import use_grouped_attention
 from draftree.target.target import Target, resolve_device
 from draftree.testing.fakes import Recorder
 from draftree.utils.files import append, write_text

@@ -13,8 +13,9 @@ from draftree.costs.machine_probe import machine_speed
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
+from draftree.drafters.neural.kernel_layers import layer_kinds
 from draftree.models.causal_lm import Decoder
-from draftree.models.fused_cpu_modules import layer_kinds, replaced_kinds
+from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.packed_linear import packed_shapes
 from draftree.target.quantization_support import count_parameters, packed_bits, packed_weights
 from draftree.target.target import Target

@@ -21,7 +21,7 @@ from draftree.engine import Engine
 from draftree.loop import Components, State, admit, decode, step
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.graph_capture import EagerCapture, Graphs, OutputTensors, select_capture
+from draftree.models.graph_capture import EagerCapture, Graphs, OutputTensors
 from draftree.models.graph_runner import GraphRunner
 from draftree.models.kv_cache import SlotCache
 from draftree.models.rope_cache import RopeCache
@@ -30,6 +30,7 @@ from draftree.registry import build, part
 from draftree.request import Request
 from draftree.sampling import devices as places
 from draftree.sampling.params import Sampling
+from draftree.target.kernel_choice import select_capture
 from draftree.target.target import Target
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS, cases

@@ -8,11 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree import Request, Target, load
-from draftree.models.grouped_attention import (
-    MAX_GROUPED_TOKENS,
-    grouped_attention,
-    use_grouped_attention,
-)
+from draftree.models.grouped_attention import MAX_GROUPED_TOKENS, grouped_attention
+from draftree.target.kernel_choice import use_grouped_attention
 from draftree.testing import tiny_target
 from folders import target_folder
 

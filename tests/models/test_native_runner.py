@@ -19,14 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from architectures import CROSSING, MIXED, WINDOW
 from draftree import Request, Target, native
 from draftree.cli.app import main
+from draftree.drafters.neural.kernel_layers import accelerate, layer_kinds
 from draftree.engine import load, plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.fused_cpu_modules import accelerate, layer_kinds
 from draftree.models.hf_runner import UNNORMED
-from draftree.models.int4_linear import round_to_four_bits
 from draftree.models.kv_cache import SlotCache
 from draftree.models.native_layers import NativeLayer, agrees, fits
 from draftree.models.native_linear import NativeLinear, can_pack
@@ -38,6 +37,7 @@ from draftree.target import kernel_choice
 from draftree.target.batch_invariance_choice import first_variant_layer
 from draftree.target.kernel_choice import choose_kernels
 from draftree.target.load_options import Loading
+from draftree.target.load_weights import round_to_four_bits
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import cases
 from draftree.testing.fakes import tiny_target

@@ -28,12 +28,13 @@ from draftree.engine import DEFAULT_PARTS, usual_drafter, usual_policy
 from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.causal_lm import Decoder
-from draftree.models.int4_linear import Int4Linear, quantise_weight, round_to_four_bits
+from draftree.models.int4_linear import Int4Linear, quantise_weight
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import names
 from draftree.target import gguf_conversion, target_names
 from draftree.target.load_options import Loading
+from draftree.target.load_weights import round_to_four_bits
 from draftree.target.target_names import (
     FILE,
     SMOLLM2_HUB_ID,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from draftree.drafters.neural.kernel_layers import accelerate
 from draftree.errors import UserError, format_value
 from draftree.formats.checkpoint import (
     ABOUT,
@@ -29,7 +30,6 @@ from draftree.formats.checkpoint import (
     fingerprint,
     resolve_checkpoint,
 )
-from draftree.models.fused_cpu_modules import accelerate
 from draftree.models.graph_capture import Capture, Weights
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing

@@ -29,6 +29,7 @@ from draftree.drafters.neural.draft_vocabulary import (
 )
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
+from draftree.drafters.neural.kernel_layers import run_native, usable
 from draftree.drafters.neural.llama_modules import (
     CACHE,
     Rotary,
@@ -44,7 +45,6 @@ from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
-from draftree.models.fused_cpu_modules import run_native, usable
 from draftree.models.native_layers import PreparedLayer, finish_layer
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints

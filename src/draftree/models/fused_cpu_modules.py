@@ -1,4 +1,4 @@
-"""Fused CPU modules: norms, gates and whole layers in one call each.
+"""Fused CPU modules: norms and gated feed-forward layers in one call each.
 
 Torch runs six to twelve small operations for a norm or a gate. After a matrix product, when the
 caches hold weights, each costs several times what it costs alone. These modules replace those of
@@ -9,32 +9,19 @@ Shapes: R sequences, n tokens, D entries.
 """
 
 import copy
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
 from draftree.models.kernel_names import Kernels
-from draftree.models.kv_cache import KVView, Writer
 from draftree.models.llama_structure import GATED, epsilon
-from draftree.models.native_layers import (
-    FIRST_PART,
-    SECOND_PART,
-    Angles,
-    NativeLayer,
-    PreparedLayer,
-    agrees,
-    fits,
-    run_layers,
-)
-from draftree.models.packed_linear import use_kernels
 from draftree.native import transformer_kernels
 from draftree.native.transformer_kernels import DTYPES
 
 
-class _Replacement(nn.Module):
+class Replacement(nn.Module):
     """Replace a module and keep its parameters and submodules.
 
     A deep copy is a copy of the replaced module.
@@ -56,18 +43,20 @@ class _Replacement(nn.Module):
         return self._replaced[0]
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute that only the replaced module has."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.__dict__["_replaced"][0], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """Return a copy of the replaced module."""
         other: nn.Module = copy.deepcopy(self.replaced, memo)
         return other
 
 
 @final
-class KernelRMSNorm(_Replacement):
+class KernelRMSNorm(Replacement):
     """Compute RMSNorm over the last dimension of […, D] by a native kernel."""
 
     def __init__(self, replaced: nn.Module) -> None:
@@ -85,7 +74,7 @@ class KernelRMSNorm(_Replacement):
 
 
 @final
-class KernelMLP(_Replacement):
+class KernelMLP(Replacement):
     """Compute a gated feed-forward layer by a native kernel."""
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -94,79 +83,6 @@ class KernelMLP(_Replacement):
         gated = transformer_kernels.swiglu(gate, up) if _plain(gate, up) else self.act_fn(gate) * up
         out: Tensor = self.down_proj(gated)
         return out
-
-
-@final
-class KernelLayer(_Replacement):
-    """Compute a decoder layer of a drafter by native kernels, in one call or two.
-
-    Args:
-        replaced: the layer that is replaced.
-        native: the same layer by native kernels.
-    """
-
-    def __init__(self, replaced: nn.Module, native: NativeLayer) -> None:
-        super().__init__(replaced)
-        self.native = native
-
-    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
-        """Return the layer's output [R, n, D] for hidden states [R, n, D]."""
-        turned, mask = given.get("position_embeddings"), given.get("attention_mask")
-        if turned is None or not usable(self.native, mask, hidden_states, *turned):
-            stock: Tensor = self.replaced(hidden_states, **given)
-            return stock
-        cache = given.get("cache", given.get("past_key_values"))
-        index = int(self.self_attn.layer_idx)
-        return run_native([self.native], index, hidden_states, turned, mask, cache)
-
-
-def usable(native: NativeLayer, mask: Tensor | None, *given: Tensor) -> bool:
-    """Return whether the native kernels support a pass with the given inputs."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
-        return False
-    if mask is not None and mask.shape[1] != 1:
-        return False
-    return all(t.dtype is native.sizes.dtype and t.is_cpu for t in given)
-
-
-def run_native(
-    layers: Sequence[NativeLayer],
-    index: int,
-    x: Tensor,
-    turned: tuple[Tensor, Tensor],
-    mask: Tensor | None,
-    cache: Cache | None,
-    read: Tensor | None = None,
-) -> Tensor:
-    """Run native layers, and return the hidden states [R, n, D] after the last one.
-
-    With a cache of class `Writer` one call runs all layers, otherwise each layer is run separately.
-
-    Args:
-        layers: the layers.
-        index: the index of the first layer in the cache.
-        x: [R, n, D] the hidden states before the first layer.
-        turned: [R or 1, n, D] cosines and sines of the rotary angles of the positions.
-        mask: [R or 1, 1, n, S] added to the scores; by default causal.
-        cache: stores keys and values, and returns the keys and values of all visible slots.
-        read: [R, n, …] the input of the first layer's attention, if it is not computed from `x`.
-    """
-    (rows, n, _), sizes = x.shape, layers[0].sizes
-    angles = Angles.in_order(turned, rows, n)
-    x, read = x.contiguous(), None if read is None else read.contiguous()
-    within = cache.within(index) if isinstance(cache, Writer) else None
-    if within is not None and within.more + 1 >= len(layers):
-        return run_layers(layers, x, angles, within, mask, read=read)
-    for place, layer in enumerate(layers):
-        k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
-        own = KVView(k, v, None, n)
-        run_layers([layer], x, angles, own, None, FIRST_PART, read)
-        if cache is not None:
-            k, v = cache.update(k, v, index + place)
-            k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (k, v))
-            own = KVView(k, v, None, k.shape[2])
-        x, read = run_layers([layer], x, angles, own, mask, SECOND_PART), None
-    return x
 
 
 def _plain(*tensors: Tensor) -> bool:
@@ -216,7 +132,7 @@ def replace_modules(
     if unfit or own is None or own.device.type != "cpu" or own.dtype not in DTYPES:
         return
     agreed: dict[Any, bool] = {}
-    for parent, name, child in _children(model, but):
+    for parent, name, child in children(model, but):
         if (make := _kernel_for(child)) is None:
             continue
         shapes = ((tuple(p.shape), p.dtype) for p in child.parameters())
@@ -228,7 +144,7 @@ def replace_modules(
             setattr(parent, name, ours)
 
 
-def _children(
+def children(
     model: nn.Module, but: Container[nn.Module] = ()
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Yield (parent, name, submodule) for a model's submodules, except inside excluded modules."""
@@ -243,37 +159,3 @@ def replaced_kinds(model: nn.Module) -> list[str]:
     """Return the class names of norms and gated layers that kernels compute, for the record."""
     kinds = (KernelRMSNorm, KernelMLP)
     return sorted({type(m.replaced).__name__ for m in model.modules() if isinstance(m, kinds)})
-
-
-def layer_kinds(network: nn.Module) -> list[str]:
-    """Return the class names of a drafter's layers that native kernels compute, for the record."""
-    found = {type(m.replaced).__name__ for m in network.modules() if isinstance(m, KernelLayer)}
-    prepared = (m for m in network.modules() if isinstance(m, PreparedLayer) and m.native)
-    return sorted(found | {type(m).__name__ for m in prepared})
-
-
-def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> None:
-    """Replace the layers of a drafter's network by kernels, as was done for its target.
-
-    Args:
-        network: the network of a loaded drafter; its weights must not change.
-        kernels: the option with which the target was loaded.
-        layers: whether whole layers are replaced by native ones where possible.
-    """
-    inside = set[nn.Module]()
-    if layers:
-        for parent, name, child in [(None, "", network), *_children(network)]:
-            if child in inside or not fits(child):
-                continue
-            native = NativeLayer(child)
-            agreed = agrees(child, native)
-            native.release()
-            if not agreed:
-                continue
-            inside |= set(child.modules())
-            if isinstance(child, PreparedLayer):
-                child.native = native
-            elif parent is not None:
-                setattr(parent, name, KernelLayer(child, native))
-    use_kernels(network, kernels or ("native" if layers else None), inside)
-    replace_modules(network, kernels, inside)

@@ -204,18 +204,6 @@ def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_(to, source, non_blocking=True)
 
 
-def select_capture(model: nn.Module, asked: bool | None) -> Capture:
-    """Return the default way to run a model's passes: recorded on a single GPU, else eagerly.
-
-    Args:
-        model: the model, on its devices.
-        asked: False to run eagerly; True and None record on a single GPU.
-    """
-    devices = {p.device for p in model.parameters()}
-    one_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
-    return Graphs() if one_gpu and asked is not False else EagerCapture()
-
-
 @final
 class Weights:
     """Detect whether networks still have the weights with which a pass was recorded.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
@@ -98,19 +98,6 @@ def attend_by_group(
     together = query.reshape(rows, groups, heads // groups * n, width)
     out = scaled_dot_product_attention(together, key, value, mask, dropout, scale=scaling)
     return out.reshape(rows, heads, n, -1).transpose(1, 2)
-
-
-def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Switch a model to grouped attention if `sdpa` would copy its keys and values.
-
-    The model must have been loaded by draftree.
-    """
-    config: Any = model.config.get_text_config(decoder=True)
-    heads, shared = (
-        getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")
-    )
-    if config._attn_implementation == "sdpa" and isinstance(shared, int) and shared != heads:
-        model.set_attn_implementation(GROUPED)
 
 
 def register_grouped() -> None:

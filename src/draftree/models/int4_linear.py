@@ -8,12 +8,10 @@ Shapes: D and E entries of a row before and after, G groups of a row.
 """
 
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
-
-from draftree.errors import UserError
 
 GROUP = 32
 """Number of weights that share a scale."""
@@ -86,31 +84,8 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     return numbers.clamp(0, MAX_INT4_VALUE).flatten(1).int(), scales
 
 
-def round_to_four_bits(model: Any) -> None:
-    """Replace a model's linear layers by four-bit layers.
-
-    The LM head is not replaced, nor are layers whose sizes are not multiples of the group size.
-
-    Raises:
-        UserError: the model is not on a CPU in bfloat16, or no layer can be rounded.
-    """
-    if model.device.type != "cpu" or model.dtype is not torch.bfloat16:
-        found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
-        raise UserError(f"quantize is 'int4' for {found}, allowed with it is bfloat16 on a CPU")
-    head = model.get_output_embeddings()
-    fitting = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear
-        and child is not head
-        and not child.in_features % GROUP
-        and not child.out_features % ROWS
-    ]
-    if not fitting:
-        told = f"linear layers whose rows are multiples of {GROUP} and {ROWS} long"
-        raise UserError(
-            f"quantize is 'int4' for a {type(model).__name__}, allowed is it for models with {told}"
-        )
-    for parent, name, child in fitting:
-        setattr(parent, name, Int4Linear(child))
+def can_round(layer: nn.Module) -> bool:
+    """Return whether a module is a stock linear layer whose sizes the kernel supports."""
+    if type(layer) is not nn.Linear:
+        return False
+    return not layer.in_features % GROUP and not layer.out_features % ROWS

@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from draftree.models.causal_lm import Decoder
 from draftree.models.distributed_models import is_spread
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules
+from draftree.models.graph_capture import Capture, EagerCapture, Graphs
+from draftree.models.kernel_names import GROUPED
 from draftree.models.packed_linear import TIMED_BATCH_SIZES, use_kernels
 from draftree.models.runner import ModelRunner
 from draftree.native import variant
@@ -67,3 +70,28 @@ def _is_faster(decoder: Decoder) -> bool:
         "tried": str(TIMED_BATCH_SIZES),
     }
     return second_is_faster("layers", about, lambda: (passes(decoder.hf), passes(decoder.runner)))
+
+
+def select_capture(model: PreTrainedModel, asked: bool | None) -> Capture:
+    """Return the default way to run a model's passes: recorded on a single GPU, else eagerly.
+
+    Args:
+        model: the model, on its devices.
+        asked: False to run eagerly; True and None record on a single GPU.
+    """
+    devices = {p.device for p in model.parameters()}
+    one_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
+    return Graphs() if one_gpu and asked is not False else EagerCapture()
+
+
+def use_grouped_attention(model: PreTrainedModel) -> None:
+    """Switch a model to grouped attention if `sdpa` would copy its keys and values.
+
+    The model must have been loaded by draftree.
+    """
+    config: Any = model.config.get_text_config(decoder=True)
+    heads, shared = (
+        getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    if config._attn_implementation == "sdpa" and isinstance(shared, int) and shared != heads:
+        model.set_attn_implementation(GROUPED)

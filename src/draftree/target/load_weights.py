@@ -1,4 +1,4 @@
-"""Load a target's weights: device placement, adapters, 8-bit quantisation."""
+"""Load a target's weights: device placement, adapters, quantisation to 8 and 4 bits."""
 
 import warnings
 from importlib.util import find_spec
@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError, format_value
 from draftree.models.distributed_models import is_offloaded, is_spread
+from draftree.models.int4_linear import GROUP, ROWS, Int4Linear, can_round
 from draftree.models.kernel_names import EXACT
 from draftree.target.hub import locate_model
 from draftree.target.load_options import Loading
@@ -174,3 +175,30 @@ def check_weights(model: PreTrainedModel, loading: Loading) -> None:
         raise UserError(
             f"{given[0]} is given and {told}, allowed with it is one device for all of it"
         )
+
+
+def round_to_four_bits(model: Any) -> None:
+    """Replace a model's linear layers by four-bit layers.
+
+    The LM head is not replaced, nor are layers whose sizes are not multiples of the group size.
+
+    Raises:
+        UserError: the model is not on a CPU in bfloat16, or no layer can be rounded.
+    """
+    if model.device.type != "cpu" or model.dtype is not torch.bfloat16:
+        found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
+        raise UserError(f"quantize is 'int4' for {found}, allowed with it is bfloat16 on a CPU")
+    head = model.get_output_embeddings()
+    fitting = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if child is not head and can_round(child)
+    ]
+    if not fitting:
+        told = f"linear layers whose rows are multiples of {GROUP} and {ROWS} long"
+        raise UserError(
+            f"quantize is 'int4' for a {type(model).__name__}, allowed is it for models with {told}"
+        )
+    for parent, name, child in fitting:
+        setattr(parent, name, Int4Linear(child))

@@ -27,9 +27,6 @@ from draftree.kernels.topk import likeliest
 from draftree.kernels.tree_verification import packed, path_slots
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import Chunk, ForwardBatch
-from draftree.models.graph_capture import select_capture
-from draftree.models.grouped_attention import use_grouped_attention
-from draftree.models.int4_linear import round_to_four_bits
 from draftree.models.kv_cache import SlotCache
 from draftree.models.runner import ModelOutput, Outputs
 from draftree.models.supported_architectures import refuse_unsupported
@@ -42,9 +39,14 @@ from draftree.target.batch_invariance_choice import (
 )
 from draftree.target.chat_templates import names, read_template, with_default_system
 from draftree.target.hub import locate_model
-from draftree.target.kernel_choice import choose_kernels
+from draftree.target.kernel_choice import choose_kernels, select_capture, use_grouped_attention
 from draftree.target.load_options import DTYPES, Loading, Source
-from draftree.target.load_weights import check_weights, loading_arguments, merge_adapter
+from draftree.target.load_weights import (
+    check_weights,
+    loading_arguments,
+    merge_adapter,
+    round_to_four_bits,
+)
 from draftree.target.model_construction import pretrained
 from draftree.target.target_names import ALLOWED, SMOLLM2, hint, known_as, location, shipped_name
 from draftree.tree import AcceptResult, Bools, Ints, Tree
