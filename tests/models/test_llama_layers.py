@@ -174,6 +174,17 @@ def test_changed_modules_are_run_as_they_are(change: Callable[[Any], None]) -> N
         assert runner.few_operations() is None
 
 
+def test_a_trial_leaves_no_hooks_and_those_of_transformers_do_no_harm() -> None:
+    """transformers' hooks stay in a model that was once asked for its hidden states."""
+    made = model(KNOWN["llama"])
+    with torch.inference_mode():
+        assert HFRunner(made, few_operations=True).few_operations() is not None
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in made.modules())
+        made(input_ids=torch.tensor([[1, 2]]), output_hidden_states=True)
+        assert any(m._forward_hooks for m in made.modules())
+        assert HFRunner(made, few_operations=True).few_operations() is not None
+
+
 def test_a_module_that_is_replaced_later_is_noticed() -> None:
     made = model(KNOWN["llama"])
     runner = HFRunner(made, few_operations=True)

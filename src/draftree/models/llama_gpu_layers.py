@@ -34,6 +34,8 @@ from draftree.models.llama_structure import (
     relative_distance,
 )
 
+COLLECTING_HOOKS = "transformers.utils.output_capturing"
+"""The module of the hooks by which transformers collects hidden states."""
 TRIAL_TOKENS = 5
 """Number of tokens of the pass by which `LlamaLayers` are compared with the model."""
 
@@ -138,14 +140,18 @@ class LlamaLayers:
             PassThroughCache(),
             entries=(0,),
         )
-        wanted = self._model(
-            input_ids=ids, position_ids=ids, use_cache=False, output_hidden_states=True
-        )
+        embedded = list[Tensor]()
+        note = lambda _module, args: embedded.append(args[0])
+        hook = self._stack.layers[0].register_forward_pre_hook(note)
+        try:
+            wanted = self._model(input_ids=ids, position_ids=ids, use_cache=False)
+        finally:
+            hook.remove()
         # Rounding that one layer leaves is enlarged by all later ones: what this must notice, a
         # factor or a cap, is larger.
         return (
             relative_distance(logits, wanted.logits) < 0.2
-            and relative_distance(hidden[0], wanted.hidden_states[0]) == 0
+            and relative_distance(hidden[0], embedded[0]) == 0
         )
 
 
@@ -310,5 +316,14 @@ def _rotates(attention: Any) -> bool:
 
 
 def _is_hooked(modules: Iterable[nn.Module]) -> bool:
-    """Return whether any module's forward was changed from outside, as accelerate does."""
-    return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)
+    """Return whether any module's forward was changed from outside, as accelerate does.
+
+    Hooks by which transformers collects hidden states do nothing outside its own passes. They stay
+    in a model that was once asked for them.
+    """
+    for module in modules:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        own = (hook for hook in hooks if getattr(hook, "__module__", "") != COLLECTING_HOOKS)
+        if any(own) or "forward" in vars(module):
+            return True
+    return False

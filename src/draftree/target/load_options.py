@@ -96,6 +96,8 @@ class Source(Knobs):
 class Loading(Source):
     """Hold the options by which a target is loaded.
 
+    Files that are named without a folder are in `models/`.
+
     Attributes:
         device: a torch device; by default a GPU if one is available.
         dtype: the dtype of the weights, or its name; that of the checkpoint by default. On a CPU

@@ -13,6 +13,6 @@ commit adds the accepted path.
 | `ssm_functions.py` | transformers' functions of such layers, replaced in passes of draftree over trees |
 | `cache_probe.py` | the states that a model keeps, found by a pass over one token |
 
-Outside the package, `SlotCache` uses `States` and its `Pass`, and `HFRunner` uses `dispatching`,
-`answering` and `Recorder`, whichever family the model is of.
+Outside the package, `SlotCache` uses `States` and its `Pass`, and `HFRunner` uses
+`dispatch_functions`, `use_functions` and `Recorder`, whichever family the model is of.
 """
