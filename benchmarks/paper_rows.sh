@@ -12,6 +12,7 @@
 #   paper_leaves       both of its rules at several thresholds: leaves by value, nodes by own confidence
 #   paper_other_edd    as paper_edd on the questions that nothing here was tuned on
 #   paper_eagle        the same with the other drafter
+#                      (of these two and of paper_leaves no result is saved, and no page quotes one)
 #   aded_math          ADED's ablations and its greedy sentence
 #   aded_search        ADED, Figures 6 and 7: iterations, c1 and c2
 #   aded_corpora       ADED, Table 2: datastores of an eighth, a quarter, half and all of the chats
