@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shlex
 import sys
 import tomllib
@@ -42,6 +43,17 @@ def test_every_table_with_a_claim_is_in_the_registry(papers: ModuleType) -> None
     assert len(papers.lists().splitlines()) == len(papers.ITEMS)
 
 
+def options_of(script: Path) -> set[str]:
+    """Return the options that a script defines, or one that it imports from its folder."""
+    text = script.read_text("utf-8")
+    siblings = re.findall(r"^from (\w+) import", text, re.M)
+    texts = [
+        text,
+        *(p.read_text("utf-8") for n in siblings if (p := script.with_name(f"{n}.py")).is_file()),
+    ]
+    return {flag for t in texts for flag in re.findall(r"\"(--[\w-]+)\"", t)}
+
+
 def test_every_command_parses(papers: ModuleType) -> None:
     commands = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
     for item in papers.ITEMS:
@@ -53,6 +65,8 @@ def test_every_command_parses(papers: ModuleType) -> None:
         elif words:
             script = words[1] if words[0] == "python" else words[0]
             assert (ROOT / script).is_file(), item.command
+            known = options_of(ROOT / script)
+            assert {w for w in words if w.startswith("--")} <= known, item.command
         if "benchmarks/papers.py" in words and "--table" in words:
             paper, table = (words[words.index(flag) + 1] for flag in ("--paper", "--table"))
             assert any(i.paper == papers.SHORT[paper] and i.place == table for i in papers.ITEMS), (

@@ -46,3 +46,21 @@ def test_what_is_shipped_can_be_opened() -> None:
     assert all(shipped_folder(target, method) for target, method in shipped())
     assert {target for target, _ in shipped("demo")} == {"demo"}
     assert shipped("other") == []
+
+
+def test_the_heads_of_the_papers_are_known() -> None:
+    """Those of EAGLE-2's tables, its baselines, and the later heads of the same authors."""
+    known = {p.drafter for p in published()}
+    sizes = ("7b", "13b", "33b")
+    assert {f"FasterDecoding/medusa-vicuna-{size}-v1.3" for size in sizes} <= known
+    assert {f"ankner/hydra-vicuna-{size}-v1.3" for size in sizes} <= known
+    assert {
+        "yuhuili/EAGLE-LLaMA3-Instruct-8B",
+        "yuhuili/EAGLE-LLaMA3-Instruct-70B",
+        "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
+        "yuhuili/EAGLE-mixtral-instruct-8x7B",
+        "yuhuili/EAGLE-Qwen2-7B-Instruct",
+        "yuhuili/EAGLE-Qwen2-72B-Instruct",
+        "yuhuili/EAGLE3-Vicuna1.3-13B",
+        "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+    } <= known
