@@ -25,6 +25,7 @@ from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.evaluation.provenance import command, provenance
+from draftree.kernels.tree_ops import NodeTable
 from draftree.metrics import Work
 from draftree.models.runner import ModelOutput
 from draftree.policies.yield_ import Yield, _Budget
@@ -61,7 +62,10 @@ def forest(draws: np.random.Generator, roots: int, vocab: int) -> Tree:
     minus = np.full(count, -1)
     nothing = np.zeros(count)
     source = np.where(parents < 0, -1, 0)
-    return Tree(tokens, parents, depth, row, score, score, source, nothing, np.arange(count), minus)
+    numbers = np.arange(count)
+    return Tree(
+        NodeTable(tokens, parents, depth, row, score, score, source, nothing, numbers, minus)
+    )
 
 
 def choices(draws: np.random.Generator, tree: Tree, vocab: int) -> list[int]:

@@ -12,6 +12,7 @@ is saved; a run of the same settings goes on behind those in its file, so that t
 one at a time.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -19,11 +20,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import loop
@@ -248,59 +248,51 @@ def summary(done: list[Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def main(
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    model: Annotated[str, typer.Option(help="qwen3_5 or lfm2.")] = "qwen3_5",
-    vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 65536,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    context: Annotated[int, typer.Option(help="Tokens before a pass.")] = 256,
-    seconds: Annotated[
-        float, typer.Option(help="Seconds of all timed passes; 0 leaves them out.")
-    ] = 120,
-    rounds: Annotated[
-        int, typer.Option(help="Passes of which the share of the tree form is taken.")
-    ] = 7,
-    new: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
-    pairs: Annotated[
-        int, typer.Option(help="Pairs of texts, those in the file counted; 0 leaves decoding out.")
-    ] = 10,
-    temperature: Annotated[float, typer.Option(help="Of the texts.")] = 0.0,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
-    path_rows: Annotated[bool, typer.Option(help="Whether path rows are timed, too.")] = True,
-) -> None:
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Time a model of a real shape, random weights.")
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="The file to write.")
+    add("--model", default="qwen3_5", choices=MODELS)
+    add("--vocab", type=int, default=65536, help="Size of the vocabulary.")
+    add("--dtype", default="float32", help="float32 or bfloat16.")
+    add("--context", type=int, default=256, help="Tokens before a pass.")
+    add("--seconds", type=float, default=120, help="Of all timed passes; 0 leaves them out.")
+    add("--rounds", type=int, default=7, help="Passes of which the tree form's share is taken.")
+    add("--new", type=int, default=256, help="Tokens of a text.")
+    add("--pairs", type=int, default=10, help="Of texts, with those in the file; 0 for none.")
+    add("--temperature", type=float, default=0.0, help="Of the texts.")
+    add("--threads", type=int, default=1, help="Of torch.")
+    add("--path-rows", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args()
+
+
+def main() -> None:
     """Time a model of a real shape with random weights."""
-    torch.set_num_threads(threads)
-    target = built(model, vocab, getattr(torch, dtype))
-    told: dict[str, Any] = {
-        "model": model,
-        "vocab": vocab,
-        "dtype": dtype,
-        "context": context,
-        "threads": threads,
-    }
-    if seconds:
-        told["passes"] = by_width(target, context, seconds, path_rows)
+    asked = options()
+    torch.set_num_threads(asked.threads)
+    target = built(asked.model, asked.vocab, getattr(torch, asked.dtype))
+    settings = ("model", "vocab", "dtype", "context", "threads")
+    told: dict[str, Any] = {name: getattr(asked, name) for name in settings}
+    if asked.seconds:
+        told["passes"] = by_width(target, asked.context, asked.seconds, asked.path_rows)
         print(json.dumps(told["passes"], indent=1), file=sys.stderr, flush=True)
-        told["tree_form"] = tree_form(target, context, rounds)
+        told["tree_form"] = tree_form(target, asked.context, asked.rounds)
         print(json.dumps(told["tree_form"]), file=sys.stderr, flush=True)
-    written = json.loads(out.read_text()) if out.exists() else {}
+    written = json.loads(asked.out.read_text()) if asked.out.exists() else {}
 
     def save(**more: Any) -> None:
-        write_text(
-            out, json.dumps({"provenance": provenance(target, 0), **told, **more}, indent=1) + "\n"
-        )
+        result = {"provenance": provenance(target, 0), **told, **more}
+        write_text(asked.out, json.dumps(result, indent=1) + "\n")
 
-    if not pairs:
+    if not asked.pairs:
         return save()
-    told |= {"temperature": temperature, "new": new}
-    done = (
-        written.get("pairs", [])
-        if all(written.get(key) == value for key, value in told.items())
-        else []
-    )
-    for each in decoding(target, new, temperature, done, pairs):
+    told |= {"temperature": asked.temperature, "new": asked.new}
+    same = all(written.get(key) == value for key, value in told.items())
+    done = written.get("pairs", []) if same else []
+    for each in decoding(target, asked.new, asked.temperature, done, asked.pairs):
         save(decoding=summary(each), pairs=each)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -103,18 +103,7 @@ def steps(
         drafted, asked = time.perf_counter() - start, expand.seconds
         near = Local.of(*policy._asked(expand, roots, TreeBudget(np.array([64]), 512)))
         start = time.perf_counter()
-        search(
-            roots.tokens,
-            near.first,
-            near.last,
-            near.prior,
-            near.prior,
-            1.0,
-            policy.iterations,
-            policy.c1,
-            policy.c2,
-            False,
-        )
+        search(roots.tokens, near.sentences("paper"), policy.iterations, policy.exploration)
         searched = time.perf_counter() - start
         path = roots
         for token in text[at + 1 : at + WRITTEN]:
@@ -138,18 +127,7 @@ def alike(near: Local, policy: MCTS) -> tuple[float, float]:
     The figures are their correlation, and the share of kept nodes in common.
     """
     root = near.tree.tokens[:1]
-    visits, _ = search(
-        root,
-        near.first,
-        near.last,
-        near.prior,
-        near.prior,
-        1.0,
-        policy.iterations,
-        policy.c1,
-        policy.c2,
-        False,
-    )
+    visits, _ = search(root, near.sentences("paper"), policy.iterations, policy.exploration)
     with np.errstate(divide="ignore"):
         kept = near.best(np.log(visits), policy.continuations)
     both = np.intersect1d(kept, near.best(near.tree.score, policy.continuations))

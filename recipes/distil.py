@@ -12,6 +12,7 @@ import pathlib
 
 from draftree import Target
 from draftree.training.distributed import Processes
+from draftree.training.generation_run import GenerationRun
 from draftree.training.regenerate import Regeneration, regenerate
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     target = Target.load(args.target, device=processes.device(None))
     tell = lambda done, remark="", of=None: print(f"{remark}: {done} of {of}", flush=True)
     how = Regeneration(tokens=args.tokens, batch=args.batch, max_tokens=args.max_tokens)
-    print(regenerate(target, args.data, args.out, how, processes, tell))
+    print(regenerate(target, args.data, args.out, how, GenerationRun(processes, tell)))
 
 
 if __name__ == "__main__":

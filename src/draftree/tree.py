@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.kernels.entropy import entropies
-from draftree.kernels.tree_ops import kept, paths, shallow
+from draftree.kernels.tree_ops import NodeTable, kept, paths, shallow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -255,25 +255,12 @@ class SubtreeCandidates:
 class Tree:
     """The draft trees of all running sequences in one immutable, topologically sorted table.
 
-    The first nodes are the roots, one for each running sequence; every other node i has `parents[i]
-    < i`. Drafting only appends nodes, so that node numbers stay valid. Only `select` renumbers the
-    nodes, and `number` keeps their earlier numbers.
+    Drafting only appends nodes, so that node numbers stay valid. Only `select` renumbers the nodes,
+    and the column `number` keeps their earlier numbers. Each column of `nodes` can be read as an
+    attribute of the tree.
 
     Attributes:
-        tokens: [N] token ids.
-        parents: [N] the node number of the parent, −1 for a root.
-        depth: [N] distance from the root.
-        row: [N] the slot of each node's sequence.
-        log_q: [N] log q(token | path), 0 for a root.
-        score: [N] the value by which the policy ranks nodes; for most policies the sum of log q
-            along the node's path.
-        source: [N] the number of the drafter that proposed the node, −1 for a root and 0 for a
-            single drafter. For fused drafters, source + 1 is a bit mask of the drafters that
-            proposed the node. With two drafters, 0 means the first, 1 the second, and 2 both.
-        entropy: [N] entropy in nats of the distribution that the node was drawn from, if the policy
-            needs it; otherwise 0.
-        number: [N] the node's number during drafting, by which drafters index their caches.
-        q_row: [N] the row of `q` that the node was drawn from, −1 for none.
+        nodes: the columns of the N nodes.
         draw: how the nodes were drawn.
         q: [E, V] the draft distributions of sampled draws; None for other draws.
         whole: the tree before its first `select`. Policies learn from its nodes that were drafted
@@ -281,16 +268,7 @@ class Tree:
         notes: data that the policy reads again when it gets the accept result.
     """
 
-    tokens: Ints
-    parents: Ints
-    depth: Ints
-    row: Ints
-    log_q: Floats
-    score: Floats
-    source: Ints
-    entropy: Floats
-    number: Ints
-    q_row: Ints
+    nodes: NodeTable
     draw: Draw = Draw.POINT
     q: Tensor | None = None
     whole: "Tree | None" = None
@@ -303,7 +281,60 @@ class Tree:
         minus = np.full(n, -1)
         zero = np.zeros(n, np.int64)
         nothing = np.zeros(n)
-        return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), minus)
+        numbers = np.arange(n)
+        return cls(
+            NodeTable(tokens, minus, zero, rows, nothing, nothing, minus, nothing, numbers, minus)
+        )
+
+    @property
+    def tokens(self) -> Ints:
+        """Return [N] token ids."""
+        return self.nodes.tokens
+
+    @property
+    def parents(self) -> Ints:
+        """Return [N] the node number of the parent of each node, −1 for a root."""
+        return self.nodes.parents
+
+    @property
+    def depth(self) -> Ints:
+        """Return [N] the distance of each node from its root."""
+        return self.nodes.depth
+
+    @property
+    def row(self) -> Ints:
+        """Return [N] the slot of each node's sequence."""
+        return self.nodes.row
+
+    @property
+    def log_q(self) -> Floats:
+        """Return [N] log q(token | path), 0 for a root."""
+        return self.nodes.log_q
+
+    @property
+    def score(self) -> Floats:
+        """Return [N] the value by which the policy ranks each node."""
+        return self.nodes.score
+
+    @property
+    def source(self) -> Ints:
+        """Return [N] the number of the drafter that proposed each node."""
+        return self.nodes.source
+
+    @property
+    def entropy(self) -> Floats:
+        """Return [N] the entropy of the distribution that each node was drawn from."""
+        return self.nodes.entropy
+
+    @property
+    def number(self) -> Ints:
+        """Return [N] the number of each node during drafting."""
+        return self.nodes.number
+
+    @property
+    def q_row(self) -> Ints:
+        """Return [N] the row of `q` that each node was drawn from, −1 for none."""
+        return self.nodes.q_row
 
     def __len__(self) -> int:
         """Return the number of nodes."""
@@ -326,10 +357,8 @@ class Tree:
         log_q: Floats,
         score: Floats,
         candidates: Candidates,
-        q_row: Ints | None = None,
-        q: Tensor | None = None,
+        drawn_from: Ints | None = None,
         entropy: Floats | None = None,
-        source: Ints | None = None,
     ) -> "Tree":
         """Return the tree with further nodes appended in the given order.
 
@@ -339,66 +368,50 @@ class Tree:
             log_q: [M] log q(token | path of the parent).
             score: [M] the values by which the policy ranks the nodes.
             candidates: the candidates that the nodes were taken from; `draw` and `source` are read.
-            q_row: [M] for sampled draws, the row of `q` that each node was drawn from.
-            q: [E, V] for sampled draws, all draft distributions so far.
+            drawn_from: [M] for sampled draws, the row of `candidates` that each node was drawn
+                from. Their distributions are then stored.
             entropy: [M] entropy in nats of the distribution that each node was drawn from.
-            source: [M] the number of the drafter of each node; by default `candidates.source`.
         """
         n, m = len(self), len(parents)
-        return Tree(  # `replace` would take as long as all the rest
-            tokens=np.concatenate((self.tokens, tokens)),
-            parents=np.concatenate((self.parents, parents)),
-            depth=np.concatenate((self.depth, self.depth[parents] + 1)),
-            row=np.concatenate((self.row, self.row[parents])),
-            log_q=np.concatenate((self.log_q, log_q)),
-            score=np.concatenate((self.score, score)),
-            source=np.concatenate(
-                (self.source, np.full(m, candidates.source) if source is None else source)
-            ),
-            entropy=np.concatenate((self.entropy, np.zeros(m) if entropy is None else entropy)),
-            number=np.concatenate((self.number, np.arange(n, n + m))),
-            q_row=np.concatenate((self.q_row, np.full(m, -1) if q_row is None else q_row)),
-            draw=candidates.draw,
-            q=q,
+        q, q_row = self.q, np.full(m, -1)
+        if drawn_from is not None:
+            q, first = self.q_after(candidates)
+            q_row = first + drawn_from
+        added = NodeTable(
+            tokens,
+            parents,
+            self.depth[parents] + 1,
+            self.row[parents],
+            log_q,
+            score,
+            np.full(m, candidates.source),
+            np.zeros(m) if entropy is None else entropy,
+            np.arange(n, n + m),
+            q_row,
         )
+        nodes = NodeTable._make(map(np.concatenate, zip(self.nodes, added, strict=True)))
+        return Tree(nodes, candidates.draw, q)
+
+    def q_after(self, candidates: Candidates) -> tuple[Tensor | None, int]:
+        """Return the draft distributions after candidates were appended, and the first new row.
+
+        Only the distributions of sampled draws are stored, because an acceptor needs the whole q
+        that each child was drawn from. For other draws the row is −1.
+        """
+        if not candidates.draw.sampled:
+            return self.q, -1
+        assert candidates.log_probs is not None
+        q = candidates.log_probs.exp()
+        return (q, 0) if self.q is None else (torch.cat((self.q, q)), len(self.q))
 
     def select(self, keep: Bools) -> "Tree":
         """Return the tree of the nodes marked in `keep` [N].
 
         `keep` must include every root and the parent of every kept node.
         """
-        whole, real, connected = kept(
-            self.tokens,
-            self.parents,
-            self.depth,
-            self.row,
-            self.log_q,
-            self.score,
-            self.source,
-            self.entropy,
-            self.number,
-            self.q_row,
-            keep,
-        )
+        nodes, connected = kept(self.nodes, keep)
         assert connected, "a kept node lost its parent"
-        tokens, parents, depth, row, source, number, q_row = whole
-        log_q, score, entropy = real
-        return Tree(
-            tokens,
-            parents,
-            depth,
-            row,
-            log_q,
-            score,
-            source,
-            entropy,
-            number,
-            q_row,
-            self.draw,
-            self.q,
-            self.whole or self,
-            self.notes,
-        )
+        return Tree(nodes, self.draw, self.q, self.whole or self, self.notes)
 
     @cached_property
     def ancestors(self) -> Bools:
@@ -474,12 +487,9 @@ def of_rows(tree: Tree, verdict: AcceptResult, rows: list[int]) -> tuple[Tree, A
     """
     nodes, place = np.flatnonzero(np.isin(tree.row, rows)), np.full(len(tree) + 1, -1)
     place[nodes] = np.arange(len(nodes))
-    columns = {f.name: getattr(tree, f.name) for f in fields(tree)}
-    mine: dict[str, Any] = {
-        name: column[nodes] for name, column in columns.items() if isinstance(column, np.ndarray)
-    }
+    mine = NodeTable._make(column[nodes] for column in tree.nodes)
     # The parent of a root is −1, and so is the last element of `place`.
-    mine["parents"] = place[mine["parents"]]
+    mine = mine._replace(parents=place[mine.parents])
     roots = [root for root in range(tree.roots) if tree.row[root] in rows]
     paths = tuple(place[verdict.paths[root]] for root in roots)
-    return replace(tree, **mine), replace(verdict, paths=paths, bonus=verdict.bonus[roots])
+    return replace(tree, nodes=mine), replace(verdict, paths=paths, bonus=verdict.bonus[roots])

@@ -216,7 +216,7 @@ def test_several_paths_and_a_line_of_what_was_built(draftree, folder: str, tmp_p
 def store(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("built")
     path, _ = corpus(home / "c", "text")
-    datastore.build("rest", folder, [path], home / "store")
+    datastore.build("rest", datastore.CorpusFiles(folder, [path]), home / "store")
     return home / "store"
 
 

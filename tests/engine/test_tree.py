@@ -76,7 +76,7 @@ def test_a_selection_that_loses_a_parent_is_refused() -> None:
 def test_sampled_nodes_keep_their_distributions() -> None:
     q = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
     drawn = Candidates(
-        np.array([[0, 1]]), q[:1].log().numpy(), q[:1].log(), Draw.WITH_REPLACEMENT, source=3
+        np.array([[1, 0], [0, 1]]), q.log().numpy(), q.log(), Draw.WITH_REPLACEMENT, source=3
     )
     roots = Tree.from_roots(np.array([0, 2]), np.array([7, 8]))
     tree = roots.append(
@@ -85,8 +85,7 @@ def test_sampled_nodes_keep_their_distributions() -> None:
         np.log([0.25, 0.75]),
         np.zeros(2),
         drawn,
-        np.array([1, 0]),
-        q,
+        np.arange(2)[::-1],
     )
     assert tree.draw is Draw.WITH_REPLACEMENT
     assert tree.source.tolist() == [-1, -1, 3, 3]
@@ -94,7 +93,13 @@ def test_sampled_nodes_keep_their_distributions() -> None:
     small = tree.select(np.array([True, True, False, True]))
     assert small.q is not None
     assert small.q_row.tolist() == [-1, -1, 0]
-    assert torch.equal(small.q, q)
+    assert torch.allclose(small.q, q)
+    more = small.append(
+        np.array([2]), np.array([1]), np.zeros(1), np.zeros(1), drawn, np.ones(1, int)
+    )
+    assert more.q is not None
+    assert more.q_row.tolist() == [-1, -1, 0, 3], "later distributions are stored after the earlier"
+    assert torch.equal(more.q[2:], small.q)
 
 
 def test_entropy_is_taken_over_the_likeliest_thousand() -> None:

@@ -20,6 +20,14 @@ from draftree.kernels import (
     tree_ops,
     tree_verification,
 )
+from draftree.kernels.tree_growth import (
+    CandidateTable,
+    DraftPrice,
+    DraftSuccess,
+    PassPrice,
+    RetrievalNote,
+)
+from draftree.kernels.tree_ops import NodeTable
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
 MODULES = (
@@ -61,25 +69,25 @@ def whole(r: Random, high: int, *shape: int) -> np.ndarray:
     return r.integers(0, max(high, 1), shape)
 
 
-def tree(r: Random, roots: int = 2, most: int = 30) -> dict[str, np.ndarray]:
-    """Return the columns of a tree with 0 to `most` nodes after its roots."""
+def tree(r: Random, roots: int = 2, most: int = 30) -> NodeTable:
+    """Return a tree with 0 to `most` nodes after its roots."""
     count = roots + int(r.integers(0, most))
     parents = np.array([-1 if i < roots else r.integers(0, i) for i in range(count)])
     depth, row = np.zeros(count, np.int64), np.arange(count)
     for i in range(roots, count):
         depth[i], row[i] = depth[parents[i]] + 1, row[parents[i]]
-    return {
-        "tokens": whole(r, 9, count),
-        "parents": parents,
-        "depth": depth,
-        "row": row,
-        "source": whole(r, 3, count),
-        "number": np.arange(count),
-        "q_row": whole(r, 5, count) - 1,
-        "log_q": logs(r, count, holes=()),
-        "score": logs(r, count, holes=(-INF, NAN) if r.random() < 0.2 else ()),
-        "entropy": np.where(r.random(count) < 0.3, -1.0, r.random(count)),
-    }
+    return NodeTable(
+        tokens=whole(r, 9, count),
+        parents=parents,
+        depth=depth,
+        row=row,
+        source=whole(r, 3, count),
+        number=np.arange(count),
+        q_row=whole(r, 5, count) - 1,
+        log_q=logs(r, count, holes=()),
+        score=logs(r, count, holes=(-INF, NAN) if r.random() < 0.2 else ()),
+        entropy=np.where(r.random(count) < 0.3, -1.0, r.random(count)),
+    )
 
 
 def curve(r: Random) -> tuple[np.ndarray, np.ndarray]:
@@ -87,8 +95,8 @@ def curve(r: Random) -> tuple[np.ndarray, np.ndarray]:
     return np.cumsum(r.integers(1, 5, count)).astype(float), np.abs(r.normal(1, 0.5, count))
 
 
-def frontier(r: Random, t: dict[str, np.ndarray]) -> np.ndarray:
-    return whole(r, len(t["parents"]), int(r.integers(0, 6)))
+def frontier(r: Random, t: NodeTable) -> np.ndarray:
+    return whole(r, len(t.parents), int(r.integers(0, 6)))
 
 
 def of_values(r: Random) -> Arguments:
@@ -96,10 +104,10 @@ def of_values(r: Random) -> Arguments:
     nodes = frontier(r, t)
     log_q = logs(r, len(nodes), k)
     if k and len(nodes) > 1 and log_q[0, 0] > -INF:
-        nodes[-1] = len(t["parents"])  # a candidate that is in the same call
+        nodes[-1] = len(t.parents)  # a candidate that is in the same call
     sources = whole(r, 3, len(nodes), k) if r.random() < 0.5 else np.zeros((0, 0), np.int64)
     entropy = np.where(r.random(len(nodes)) < 0.5, NAN, 1.0)
-    return log_q, sources, r.normal(0, 2, (3, 5)), entropy, nodes, t["depth"], t["score"], 1e-3
+    return log_q, sources, r.normal(0, 2, (3, 5)), entropy, nodes, t.depth, t.score, 1e-3
 
 
 def of_appended(r: Random) -> Arguments:
@@ -109,116 +117,48 @@ def of_appended(r: Random) -> Arguments:
     keep = r.random(shape) < 0.5 if r.random() < 0.5 else np.zeros((0, 0), bool)
     score = odd(r, *shape) if r.random() < 0.5 else np.zeros((0, 0))
     sources = whole(r, 3, *shape) if r.random() < 0.5 else np.zeros((0, 0), np.int64)
-    names = (
-        "tokens",
-        "parents",
-        "depth",
-        "row",
-        "source",
-        "number",
-        "q_row",
-        "log_q",
-        "score",
-        "entropy",
-    )
-    columns = [t[name] for name in names]
     entropy = r.random(len(nodes)) if r.random() < 0.5 else np.zeros(0)
-    return (
-        *columns,
-        nodes,
-        whole(r, 9, *shape),
-        logs(r, *shape),
-        keep,
-        score,
-        entropy,
-        sources,
-        2,
-        int(r.integers(-1, 3)),
-    )
+    candidates = CandidateTable(whole(r, 9, *shape), logs(r, *shape), sources, 2)
+    return t, nodes, candidates, keep, score, entropy, int(r.integers(-1, 3))
 
 
 def of_kept(r: Random) -> Arguments:
     t = tree(r)
-    keep = r.random(len(t["parents"])) < 0.7
-    names = (
-        "tokens",
-        "parents",
-        "depth",
-        "row",
-        "log_q",
-        "score",
-        "source",
-        "entropy",
-        "number",
-        "q_row",
-    )
-    return (*(t[name] for name in names), keep)
+    return t, r.random(len(t.parents)) < 0.7
 
 
 def of_calibration_examples(r: Random) -> Arguments:
     t, some = tree(r), tree(r)
-    chosen = np.sort(r.permutation(len(some["parents"]))[: len(t["parents"])])
-    t = {name: column[: len(chosen)] for name, column in t.items()}
-    accepted = (t["parents"] < 0) | (r.random(len(chosen)) < 0.4)
-    names = ("parents", "tokens", "log_q", "entropy", "depth")
-    return (
-        t["parents"],
-        t["tokens"],
-        chosen,
-        accepted,
-        whole(r, 9, 40),
-        *(some[name] for name in names),
-        1e-3,
-    )
+    chosen = np.sort(r.permutation(len(some.parents))[: len(t.parents)])
+    t = NodeTable._make(column[: len(chosen)] for column in t)._replace(number=chosen)
+    accepted = (t.parents < 0) | (r.random(len(chosen)) < 0.4)
+    return t, accepted, whole(r, 9, 40), some, 1e-3
 
 
 def of_outcomes(r: Random) -> Arguments:
     t = tree(r)
     asked = int(r.integers(0, 4))
     k = int(r.integers(0, 3))
-    count = len(t["parents"])
-    accepted = (t["parents"] < 0) | (r.random(count) < 0.6)
-    columns = [t[name] for name in ("parents", "tokens", "number", "depth", "score", "entropy")]
-    return (
-        *columns,
-        accepted,
-        whole(r, count, asked),
-        r.random(asked),
-        whole(r, 9, asked, k),
-        -1.0,
-        0.3,
-    )
+    count = len(t.parents)
+    accepted = (t.parents < 0) | (r.random(count) < 0.6)
+    note = RetrievalNote(whole(r, count, asked), r.random(asked), whole(r, 9, asked, k))
+    return t, accepted, note, -1.0, 0.3
 
 
 def of_promising(r: Random) -> Arguments:
     t, roots = tree(r), 2
-    columns = [t[name] for name in ("row", "depth", "score", "entropy")]
-    start = int(r.integers(0, len(t["row"]) + 1))
-    return *columns, start, whole(r, 6, roots), 4, 3, -1.0, curve(r), roots, 0.2, 1.0, 4
+    start = int(r.integers(0, len(t.row) + 1))
+    price = PassPrice(curve(r), roots, 0.2, 1.0)
+    return t, start, whole(r, 6, roots), 4, 3, -1.0, price, 4
 
 
 def of_expanding(r: Random) -> Arguments:
     t = tree(r)
     nodes = frontier(r, t)
     below = r.random(len(nodes)) if r.random() < 0.5 else np.zeros(0)
-    return (
-        nodes,
-        t["score"],
-        t["depth"],
-        below,
-        r.normal(0, 1, 5),
-        0.4,
-        0.2,
-        0.01,
-        3,
-        2,
-        0.1,
-        curve(r),
-        curve(r),
-        2,
-        0.1,
-        5.0,
-    )
+    success = DraftSuccess(r.normal(0, 1, 5), 0.4, 0.2)
+    step, price = DraftPrice(curve(r), 3, 2, 0.1), PassPrice(curve(r), 2, 0.1, 5.0)
+    return t, nodes, below, success, 0.01, step, price
 
 
 def of_judged(r: Random) -> Arguments:
@@ -285,26 +225,26 @@ def of_hide(r: Random) -> Arguments:
 
 def of_laid(r: Random) -> Arguments:
     t = tree(r)
-    nodes = r.permutation(len(t["parents"]))[:6]
+    nodes = r.permutation(len(t.parents))[:6]
     return (
         whole(r, 9, int(r.integers(0, 4))),
         nodes[:2] if r.random() < 0.5 else nodes[:0],
         nodes[2:],
         7,
-        t["tokens"],
-        t["depth"],
-        t["parents"],
+        t.tokens,
+        t.depth,
+        t.parents,
     )
 
 
 def of_unfed(r: Random) -> Arguments:
     t = tree(r)
-    return t["parents"], frontier(r, t), r.permutation(len(t["parents"]))[:3]
+    return t.parents, frontier(r, t), r.permutation(len(t.parents))[:3]
 
 
 def of_shallow(r: Random) -> Arguments:
     t = tree(r)
-    return frontier(r, t), t["depth"], t["row"], whole(r, 5, 2), float(r.choice([2.0, INF]))
+    return frontier(r, t), t.depth, t.row, whole(r, 5, 2), float(r.choice([2.0, INF]))
 
 
 def of_leading(r: Random) -> Arguments:
@@ -315,12 +255,12 @@ def of_leading(r: Random) -> Arguments:
 def of_layer(r: Random) -> Arguments:
     t = tree(r)
     nodes = frontier(r, t)
-    return t["row"], nodes, odd(r, len(nodes), int(r.integers(1, 9))), int(r.integers(0, 4))
+    return t.row, nodes, odd(r, len(nodes), int(r.integers(1, 9))), int(r.integers(0, 4))
 
 
 def of_nodes_that_pay(r: Random) -> Arguments:
     t = tree(r)
-    return t["score"], t["row"], 2, int(r.integers(0, len(t["row"]) + 1)), 5, r.random(2), 0.05
+    return t.score, t.row, 2, int(r.integers(0, len(t.row) + 1)), 5, r.random(2), 0.05
 
 
 def of_largest(r: Random) -> Arguments:
@@ -368,18 +308,18 @@ def of_confidences(r: Random) -> Arguments:
 
 def of_packed(r: Random) -> Arguments:
     t = tree(r, int(r.integers(1, 4)))
-    rows = np.sort(r.permutation(5)[: (t["parents"] < 0).sum()])
-    return rows[t["row"]], t["tokens"], t["depth"], t["parents"], whole(r, 90, 5)
+    rows = np.sort(r.permutation(5)[: (t.parents < 0).sum()])
+    return rows[t.row], t.tokens, t.depth, t.parents, whole(r, 90, 5)
 
 
 def of_followed(r: Random) -> Arguments:
     t = tree(r, int(r.integers(1, 4)))
-    return t["parents"], whole(r, 3, len(t["parents"])), whole(r, 3, len(t["parents"]))
+    return t.parents, whole(r, 3, len(t.parents)), whole(r, 3, len(t.parents))
 
 
 def of_path_slots(r: Random) -> Arguments:
     t = tree(r)
-    return t["row"], frontier(r, t), whole(r, 90, 3)
+    return t.row, frontier(r, t), whole(r, 90, 3)
 
 
 def of_move_slots(r: Random) -> Arguments:
@@ -419,16 +359,20 @@ MAKERS: dict[str, Callable[[Random], Arguments]] = {
     "outcomes": of_outcomes,
     "packed": of_packed,
     "path_slots": of_path_slots,
-    "paths": lambda r: (tree(r)["parents"][: int(r.integers(0, 30))],),
+    "paths": lambda r: (tree(r).parents[: int(r.integers(0, 30))],),
     "promising": of_promising,
     "ranked": lambda r: of_leading(r)[:2],
-    "selected": lambda r: (tree(r)["score"], curve(r), 2, 0.1, 2.0),
+    "selected": lambda r: (tree(r).score, PassPrice(curve(r), 2, 0.1, 2.0)),
     "shallow": of_shallow,
     "top_log_probs": of_top_log_probs,
     "unfed": of_unfed,
     "values": of_values,
     "worth_expanding": of_expanding,
-    "worth_verifying": lambda r: (odd(r, int(r.integers(0, 20))), curve(r), 2, 0.1, 2.0, 4),
+    "worth_verifying": lambda r: (
+        odd(r, int(r.integers(0, 20))),
+        PassPrice(curve(r), 2, 0.1, 2.0),
+        4,
+    ),
 }
 
 
@@ -489,3 +433,18 @@ def test_an_argument_of_another_type_is_refused_and_one_with_other_strides_is_re
     with pytest.raises(TypeError):
         tree_growth.falling(score.astype(np.float32))
     assert tree_growth.falling(score[::2]).tolist() == [4, 3, 2, 1, 0]
+
+
+def test_columns_of_another_type_are_refused_and_with_other_strides_are_read() -> None:
+    r = np.random.default_rng(0)
+    nodes = tree(r)
+    keep = np.ones(len(nodes.parents), np.bool_)
+    strided = NodeTable._make(np.repeat(column, 2)[::2] for column in nodes)
+    assert same(tree_ops.kept(strided, keep), (nodes, True))
+    assert isinstance(tree_ops.kept(nodes, keep)[0], NodeTable)
+    with pytest.raises(TypeError):
+        tree_ops.kept(nodes._replace(score=nodes.tokens), keep)
+    with pytest.raises(TypeError):
+        tree_ops.kept(tuple(nodes)[:-1], keep)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        tree_growth.selected(nodes.score, PassPrice((nodes.tokens, nodes.score), 1, 1.0, 1.0))

@@ -1,6 +1,5 @@
 """Retrieval loops: the C++ functions and their Python twins return the same bits."""
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,11 @@ from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Wei
 from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams
 from draftree.drafters.retrieval.suffix_array import PrefixTree, joined, suffix_array
+from draftree.drafters.retrieval.suffix_match_expansion import RootText
 from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
 from draftree.native import REFERENCES, core
-from draftree.tree import MAX_NODES
+from draftree.policies.mcts import Exploration, SentenceTree
+from draftree.tree import MAX_NODES, Tree
 
 pytestmark = pytest.mark.skipif(core is None, reason="there are no native kernels")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -26,8 +27,6 @@ SUFFIX_LIMITS = st.builds(
     st.sampled_from([0.0, 0.1, 0.3]),
     st.integers(1, 9),
 )
-for module in ("drafters.retrieval.suffix_match_expansion", "policies.mcts"):
-    import_module(f"draftree.{module}")  # enters its functions in REFERENCES
 
 
 def same(left: Any, right: Any) -> bool:
@@ -91,9 +90,10 @@ def test_suffix_drafts(seed: int, limits: Limits, k: int) -> None:
     room[:end] = np.append(text, tokens[0])
     drafted = check("suffix_draft", room, end, memory, limits)
     frontier = np.unique(draw.integers(0, len(tokens), 4))
-    given_to_both = room, end, drafted, parents, tokens, frontier, k, memory, limits
-    check("suffix_children", *given_to_both)
-    check("suffix_descendants", *given_to_both, int(draw.integers(0, 12)), len(tokens))
+    text = RootText(room, end, drafted, memory, limits)
+    nodes = Tree.from_roots(tokens, tokens).nodes._replace(parents=parents)
+    check("suffix_children", text, nodes, frontier, k)
+    check("suffix_descendants", text, nodes, frontier, k, int(draw.integers(0, 12)), len(tokens))
 
 
 def test_a_draft_has_no_more_nodes_than_a_tree() -> None:
@@ -208,5 +208,9 @@ def test_searches(
     prior, gain = draw.random((2, nodes))
     seeds = draw.integers(-(2**40), 2**40, rows)
     check(
-        "search_sentences", seeds, first, last, prior, gain, 1.0, iterations, *constants, each_first
+        "search_sentences",
+        seeds,
+        SentenceTree(first, last, prior, gain, 1.0),
+        iterations,
+        Exploration(*constants, each_first),
     )

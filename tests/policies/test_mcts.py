@@ -12,7 +12,7 @@ from draftree.costs.curves import Costs
 from draftree.errors import UserError
 from draftree.policies import mcts
 from draftree.policies.base import Expand, append, log
-from draftree.policies.mcts import MCTS, Local, puct, search, uniform
+from draftree.policies.mcts import MCTS, Exploration, Local, puct, search, uniform
 from draftree.tree import Candidates, Ints, Tree, TreeBudget
 from rules import Path, Rule, levels
 
@@ -73,20 +73,8 @@ def near(tokens: Sequence[int] = (0, 0, 1, 0, 1)) -> Local:
 def searched(
     iterations: int, c1: float, c2: float = 8.0, reward: str = "paper", first: bool = False
 ) -> tuple[list[int], list[float]]:
-    model = near()
-    gain, offset = model.gain(reward)
-    visits, total = search(
-        np.zeros(1, np.int64),
-        model.first,
-        model.last,
-        model.prior,
-        gain,
-        offset,
-        iterations,
-        c1,
-        c2,
-        first,
-    )
+    sentences, by = near().sentences(reward), Exploration(c1, c2, first)
+    visits, total = search(np.zeros(1, np.int64), sentences, iterations, by)
     return visits.tolist(), total.tolist()
 
 
@@ -138,11 +126,10 @@ def test_rewards_by_hand() -> None:
 
 
 def test_the_first_visit_of_new_children_is_drawn_and_not_the_least_likely_one_s() -> None:
-    model = near()
-    visits = np.array([
-        search(np.array([seed]), model.first, model.last, model.prior, model.prior, 1.0, 1, 32.0, 8.0, False)[0]
-        for seed in range(2000)
-    ])  # fmt: skip
+    sentences, by = near().sentences("paper"), Exploration(32.0, 8.0, False)
+    visits = np.array(
+        [search(np.array([seed]), sentences, 1, by)[0] for seed in range(2000)],
+    )
     assert visits[:, 1:3].sum(axis=1).tolist() == [1] * 2000, "A or B"
     assert visits[:, 1].mean() == pytest.approx(0.75, abs=4 * math.sqrt(0.75 * 0.25 / 2000))
 
@@ -150,10 +137,8 @@ def test_the_first_visit_of_new_children_is_drawn_and_not_the_least_likely_one_s
 def test_visits_follow_the_prior_where_exploration_outweighs_rewards() -> None:
     # Where all children are worth the same, n_a ≈ E · P_a · √N / (that worth − Q_a): where E is
     # large, a share of P_a.
-    model, seeds = near(), np.zeros(1, np.int64)
-    visits, _ = search(
-        seeds, model.first, model.last, model.prior, model.prior, 1.0, 150, 1e4, 8.0, False
-    )
+    sentences, by = near().sentences("paper"), Exploration(1e4, 8.0, False)
+    visits, _ = search(np.zeros(1, np.int64), sentences, 150, by)
     assert (visits[1:] / 150).tolist() == pytest.approx([0.75, 0.25, 0.45, 0.3], abs=0.02)
 
 
@@ -163,21 +148,8 @@ def test_a_sentence_goes_on_at_random_where_the_search_has_not_been() -> None:
     tree = Tree.from_roots(np.zeros(1, np.int64), np.zeros(1, np.int64))
     tree = append(tree, np.array([0]), Candidates(np.array([[0]]), np.zeros((1, 1))))
     model = Local.of(tree, np.array([1]), Candidates(np.array([[0, 1]]), np.log([[0.3, 0.7]])))
-    rewards = [
-        search(
-            np.array([seed]),
-            model.first,
-            model.last,
-            model.prior,
-            model.prior,
-            0.0,
-            1,
-            32.0,
-            8.0,
-            False,
-        )[1][0]
-        for seed in range(2000)
-    ]
+    sentences, by = model.sentences("paper")._replace(offset=0.0), Exploration(32.0, 8.0, False)
+    rewards = [search(np.array([seed]), sentences, 1, by)[1][0] for seed in range(2000)]
     assert set(np.round(rewards, 9)) == {1.3, 1.7}
     assert np.mean(np.array(rewards) > 1.5) == pytest.approx(
         0.7, abs=4 * math.sqrt(0.3 * 0.7 / 2000)

@@ -342,7 +342,8 @@ def test_only_children_of_accepted_nodes_teach() -> None:
         np.array([1, 2]), np.array([1, 2]), log_q[2:], log_q[2:], Candidates(NONE[None], NONE[None])
     )
     verdict, work = AcceptResult((np.array([2]),), np.array([0])), Work((1, 2), 5, 1, 9)
-    other = replace(tree, log_q=np.where(np.arange(5) == 3, np.log(0.01), tree.log_q))
+    log_q = np.where(np.arange(5) == 3, np.log(0.01), tree.log_q)
+    other = replace(tree, nodes=tree.nodes._replace(log_q=log_q))
     known = [
         Yield().observe(Yield().start(), t, verdict, work, CPU).calibration(0).weights.tolist()
         for t in (tree, other)
@@ -369,7 +370,8 @@ def test_drafts_that_were_not_verified_teach_where_no_sibling_was(right: bool) -
     )
 
     def weights(log_q: Any) -> list[float]:
-        seen = replace(tree, whole=replace(whole, log_q=log_q))
+        drafted = replace(whole, nodes=whole.nodes._replace(log_q=log_q))
+        seen = replace(tree, whole=drafted)
         return (
             Yield()
             .observe(Yield().start(), seen, verdict, work, CPU)

@@ -12,6 +12,7 @@ from test_scheduler import DRAFTERS, VOCAB, Raises, alone, engine_of, requests_o
 from draftree.costs.curves import Costs
 from draftree.drafting.step import Drafting
 from draftree.engine import Engine
+from draftree.kernels.tree_ops import NodeTable
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import Chunk, ForwardBatch
 from draftree.models.kv_cache import SlotCache
@@ -52,9 +53,8 @@ def trees() -> Tree:
     tokens, parents = np.array([17, 18, 31, 32, 33, 34, 35]), np.array([-1, -1, 0, 0, 1, 2, 4])
     depth, row = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 2, 0, 0, 2, 0, 2])
     zeros, source = np.zeros(7), np.where(parents < 0, -1, 0)
-    return Tree(
-        tokens, parents, depth, row, zeros, zeros, source, zeros, np.arange(7), np.full(7, -1)
-    )
+    numbers, minus = np.arange(7), np.full(7, -1)
+    return Tree(NodeTable(tokens, parents, depth, row, zeros, zeros, source, zeros, numbers, minus))
 
 
 def before(target: Target) -> SlotCache:

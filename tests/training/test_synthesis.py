@@ -3,7 +3,7 @@
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +22,7 @@ from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.training.answer_source import Author, GeneratedText, Local, PendingPrompt
 from draftree.training.distributed import Processes
+from draftree.training.generation_run import GenerationRun
 from draftree.training.openai_client import KEY_VARIABLE, Remote, Server, greedy_agreement
 from draftree.training.regenerate import Regeneration, regenerate
 from draftree.training.synthesize import (
@@ -34,11 +35,10 @@ from draftree.training.synthesize import (
     select_questions,
     synthesize,
 )
-from draftree.utils.progress_callback import Tell, ignore_progress
 from folders import byte_tokenizer, talking_folder, target_folder
 
 HOW = Synthesis(count=12, tokens=16, rows=8, seed=2)
-HERE = Processes.on("cpu")
+HERE = GenerationRun(Processes.on("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,9 @@ def target(folder: Path) -> Target:
 
 
 def made_up(
-    target: Target, out: Path, how: Synthesis = HOW, tell: Tell = ignore_progress, **more: Any
+    target: Target, out: Path, how: Synthesis = HOW, beside: Sequence[Path] = (), **run: Any
 ) -> list[str]:
-    path = synthesize(target, how, out, HERE, tell, **more)
+    path = synthesize(target, how, out, replace(HERE, **run), beside)
     chats = [json.loads(line)["messages"] for line in path.read_text().splitlines()]
     assert all(chat[1] == {"role": "assistant", "content": ""} for chat in chats)
     return [chat[0]["content"] for chat in chats]
@@ -264,7 +264,11 @@ def test_no_excluded_prompt_is_learnt(target: Target, tmp_path: Path) -> None:
     (sample,) = read([data], target.tokenizer, 160, Excluded([LONG]))
     assert "another" in target.tokenizer.decode(sample.tokens)
     path = regenerate(
-        target, [data], tmp_path / "out", Regeneration(4, 2, 160), HERE, excluded=Excluded([LONG])
+        target,
+        [data],
+        tmp_path / "out",
+        Regeneration(4, 2, 160),
+        replace(HERE, excluded=Excluded([LONG])),
     )
     (row,) = map(json.loads, path.read_text().splitlines())
     assert row["messages"][0]["content"] == "another"
@@ -381,7 +385,7 @@ def test_a_server_writes_what_the_target_would(
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     here = regenerate(target, [chats], tmp_path / "here", ANSWERS, HERE)
     there = regenerate(
-        target, [chats], tmp_path / "there", ANSWERS, HERE, ignore_progress, remote(serving, target)
+        target, [chats], tmp_path / "there", ANSWERS, replace(HERE, author=remote(serving, target))
     )
     assert there.read_text() == here.read_text()
     assert len(serving.bodies) == 4 + 2
@@ -418,9 +422,7 @@ def test_a_run_by_a_server_goes_on_where_it_stopped(
             [chats],
             tmp_path / "out",
             ANSWERS,
-            HERE,
-            interrupt,
-            remote(serving, target, check=2),
+            replace(HERE, tell=interrupt, author=remote(serving, target, check=2)),
         )
     before = len(serving.bodies)
     regenerate(
@@ -428,14 +430,12 @@ def test_a_run_by_a_server_goes_on_where_it_stopped(
         [chats],
         tmp_path / "out",
         ANSWERS,
-        HERE,
-        ignore_progress,
-        remote(serving, target, check=2),
+        replace(HERE, author=remote(serving, target, check=2)),
     )
     assert len(serving.bodies) - before < 4
     broken = serve(target, lambda number: (500, "broken"))
     regenerate(
-        target, [chats], tmp_path / "out", ANSWERS, HERE, ignore_progress, remote(broken, target)
+        target, [chats], tmp_path / "out", ANSWERS, replace(HERE, author=remote(broken, target))
     )
     assert not broken.bodies, "what is finished is not asked for again"
 
@@ -466,9 +466,7 @@ def test_a_server_that_fails_is_told_in_a_line(
             [chats],
             tmp_path / "out",
             ANSWERS,
-            HERE,
-            ignore_progress,
-            remote(serving, target, tries=3, parallel=1),
+            replace(HERE, author=remote(serving, target, tries=3, parallel=1)),
         )
     assert str(error.value).startswith(f"server '{serving.url}' {told}")
     assert len(serving.bodies) == (1 if fault[0] == 404 else 3)
@@ -479,9 +477,7 @@ def test_a_server_that_fails_is_told_in_a_line(
             [chats],
             tmp_path / "out",
             ANSWERS,
-            HERE,
-            ignore_progress,
-            remote(serving, target, tries=2),
+            replace(HERE, author=remote(serving, target, tries=2)),
         )
 
 
@@ -501,9 +497,7 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
             [chats],
             tmp_path / "out",
             ANSWERS,
-            HERE,
-            ignore_progress,
-            remote(serving, target, check=3),
+            replace(HERE, author=remote(serving, target, check=3)),
         )
     assert not list((tmp_path / "out").rglob("*.jsonl"))
     how = Synthesis(count=4, tokens=16, seed=2)
@@ -511,7 +505,7 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
         made_up(target, tmp_path / "questions", how, author=remote(serving, target, check=3))
     trusting = remote(serving, target, agreement=0.0)
     assert regenerate(
-        target, [chats], tmp_path / "out", ANSWERS, HERE, ignore_progress, trusting
+        target, [chats], tmp_path / "out", ANSWERS, replace(HERE, author=trusting)
     ).is_file()
 
 

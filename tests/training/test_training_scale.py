@@ -39,6 +39,7 @@ from draftree.testing.fakes import tiny_target
 from draftree.training import distributed, synthesize, trainer
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Shards
+from draftree.training.generation_run import GenerationRun
 from draftree.training.regenerate import ABOUT, FILE, PARTS, Regeneration, prompts, regenerate
 from draftree.training.teacher import Teacher
 from draftree.training.trainer import Plan, Progress, train
@@ -563,7 +564,9 @@ def regenerated(
     folder: Path, asked: list[Path], out: Path, tell: Tell = ignore_progress
 ) -> list[Any]:
     target = Target.load(str(folder), device="cpu")
-    path = regenerate(target, asked, out, HOW, Processes.on(torch.device("cpu")), tell)
+    path = regenerate(
+        target, asked, out, HOW, GenerationRun(Processes.on(torch.device("cpu")), tell)
+    )
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -645,7 +648,8 @@ def test_a_share_of_the_answers_is_sampled(folder: Path, tmp_path: Path) -> None
 
     def answers(name: str, **how: Any) -> list[str]:
         target = Target.load(str(folder), device="cpu")
-        asked, here = replace(HOW, **how), Processes.on(torch.device("cpu"))
+        asked = replace(HOW, **how)
+        here = GenerationRun(Processes.on(torch.device("cpu")))
         written = regenerate(target, [path], tmp_path / name, asked, here)
         return [json.loads(line)["completion"] for line in written.read_text().splitlines()]
 
@@ -679,7 +683,8 @@ def test_two_processes_make_up_the_questions_of_one(tmp_path: Path) -> None:
 
     def made_up(out: str) -> Path:
         how = synthesize.Synthesis(count=8, tokens=12, rows=4)
-        return synthesize.synthesize(target, how, tmp_path / out, Processes.on(torch.device("cpu")))
+        run = GenerationRun(Processes.on(torch.device("cpu")))
+        return synthesize.synthesize(target, how, tmp_path / out, run)
 
     straight = made_up("straight").read_text()
     assert on_two(lambda: made_up("out") and None) == ["done", "done"]

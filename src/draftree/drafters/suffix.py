@@ -8,8 +8,8 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.drafters.base import Drafter, Method, select_slots, slots_or_all
-from draftree.drafters.retrieval.suffix_match_expansion import children, descendants
-from draftree.drafters.retrieval.suffix_tree import Draft, Int32s, Limits, Outputs, draft
+from draftree.drafters.retrieval.suffix_match_expansion import RootText, children, descendants
+from draftree.drafters.retrieval.suffix_tree import Limits, Outputs, draft
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
@@ -17,7 +17,7 @@ from draftree.target.target import HiddenStates, Target
 from draftree.tree import MAX_NODES, AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
 from draftree.utils.validated_dataclass import knob
 
-CachedDraft = tuple[int, Int32s, Draft]
+CachedDraft = tuple[int, RootText]
 INITIAL_PATH_TOKENS = 64
 """Number of tokens of a path for which memory is allocated after a text."""
 
@@ -72,7 +72,7 @@ class SuffixState:
         begun: [R] the index in the text at which the output begins.
         memory: outputs of earlier calls.
         drafts: a cache of drafts by slot, so that a draft is computed once in a step. Each entry
-            has the root, a buffer with the text, the root and space for a path, and the draft.
+            has the root, and its text and draft.
     """
 
     texts: Texts
@@ -125,7 +125,8 @@ class SuffixDrafter(Drafter[SuffixState]):
     ) -> tuple[Candidates, SuffixState]:
         width, drafts = min(k, MAX_NODES), dict(state.drafts)
         if tree.roots == 1:
-            tokens, log_q, used = children(*self._given(state, tree, 0, frontier, width, drafts))
+            text = self._text_of(state, tree, 0, frontier, drafts)
+            tokens, log_q, used = children(text, tree.nodes, frontier, width)
         else:
             tokens, log_q = (
                 np.zeros((len(frontier), width), np.int64),
@@ -134,8 +135,8 @@ class SuffixDrafter(Drafter[SuffixState]):
             rows, used = tree.row[frontier], 1
             for root in np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist():
                 mine = rows == tree.row[root]
-                given = self._given(state, tree, root, frontier[mine], width, drafts)
-                tokens[mine], log_q[mine], most = children(*given)
+                text = self._text_of(state, tree, root, frontier[mine], drafts)
+                tokens[mine], log_q[mine], most = children(text, tree.nodes, frontier[mine], width)
                 used = max(used, most)
         return Candidates(tokens[:, :used], log_q[:, :used]), state.with_drafts(drafts)
 
@@ -152,21 +153,22 @@ class SuffixDrafter(Drafter[SuffixState]):
         if tree.roots > 1:  # one call per sequence would take as long as one per layer
             return None, state
         drafts, row = dict(state.drafts), int(tree.row[0])
-        given = self._given(state, tree, 0, frontier, min(k, MAX_NODES), drafts)
-        nodes, tokens, log_q = descendants(*given, int(deepest[row]), len(tree))
+        text = self._text_of(state, tree, 0, frontier, drafts)
+        nodes, tokens, log_q = descendants(
+            text, tree.nodes, frontier, min(k, MAX_NODES), int(deepest[row]), len(tree)
+        )
         found = SubtreeCandidates(nodes, np.full(len(nodes), row), Candidates(tokens, log_q))
         return found, state.with_drafts(drafts)
 
-    def _given(
+    def _text_of(
         self,
         state: SuffixState,
         tree: Tree,
         root: int,
         frontier: Ints,
-        width: int,
         drafts: dict[int, CachedDraft],
-    ) -> tuple[Int32s, int, Draft, Ints, Ints, Ints, int, Outputs, Limits]:
-        """Return the arguments of `children` for nodes below one root.
+    ) -> RootText:
+        """Return the text up to a root, with space for the paths to nodes below it.
 
         The draft for the text is computed if necessary, and stored in `drafts`.
         """
@@ -176,21 +178,12 @@ class SuffixDrafter(Drafter[SuffixState]):
         if row not in drafts or drafts[row][0] != last:
             room = np.empty(end + INITIAL_PATH_TOKENS, np.int32)
             room[: end - 1], room[end - 1] = text, last
-            drafts[row] = last, room, draft(room, end, state.memory, self._limits)
-        _, room, grown = drafts[row]
-        if end + depth > len(room):
-            room = np.append(room, np.empty(depth, np.int32))
-        return (
-            room,
-            end,
-            grown,
-            tree.parents,
-            tree.tokens,
-            frontier,
-            width,
-            state.memory,
-            self._limits,
-        )
+            grown = draft(room, end, state.memory, self._limits)
+            drafts[row] = last, RootText(room, end, grown, state.memory, self._limits)
+        _, known = drafts[row]
+        if end + depth > len(known.tokens):
+            return known._replace(tokens=np.append(known.tokens, np.empty(depth, np.int32)))
+        return known
 
     @override
     def commit(

@@ -4,16 +4,97 @@ Shapes: N drafted nodes, F frontier nodes, K candidates, M nodes added, X featur
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from draftree.kernels.ieee import exp, log, log1p
+from draftree.kernels.tree_ops import NodeTable
 from draftree.native import Array, native
 
 Curve = tuple[Array, Array]
+"""A piecewise linear curve: [W] points in ascending order, and [W] the values there."""
 Scan = tuple[Array, int, float, float]
 Promise = tuple[Array, Array, float, float]
+
+
+class CandidateTable(NamedTuple):
+    """The candidates after a frontier.
+
+    Attributes:
+        tokens: [F, K] their ids.
+        log_q: [F, K] their log q, −∞ where there is no candidate.
+        sources: [F, K] the source of each candidate; [0, 0] if all have the same.
+        source: the source that all candidates have.
+    """
+
+    tokens: Array
+    log_q: Array
+    sources: Array
+    source: int
+
+
+class PassPrice(NamedTuple):
+    """The price of verification in a step.
+
+    Attributes:
+        target: [W] tokens of each sequence, and [W] seconds of a target pass over them.
+        rows: R, the number of sequences.
+        rate: λ, the price of a second in tokens.
+        left: seconds that may still be spent.
+    """
+
+    target: Curve
+    rows: int
+    rate: float
+    left: float
+
+
+class DraftPrice(NamedTuple):
+    """The price of the next draft step.
+
+    Attributes:
+        draft: [W] nodes of each sequence, and [W] seconds of a draft step over them.
+        fed: the largest number of nodes that the step can be fed.
+        ahead: number of layers that the step predicts; each further layer is accepted with the same
+            conditional probability.
+        waiting: seconds of postponed work that must be done before the step.
+    """
+
+    draft: Curve
+    fed: int
+    ahead: int
+    waiting: float
+
+
+class DraftSuccess(NamedTuple):
+    """What is known of the success of draft steps.
+
+    Attributes:
+        weights: [5] w, the weights of the features of `worth_expanding`.
+        recent: recent success.
+        beyond: number of nodes that are accepted after a child at no cost.
+    """
+
+    weights: Array
+    recent: float
+    beyond: float
+
+
+class RetrievalNote(NamedTuple):
+    """Tokens that retrieval found after nodes before a draft model expanded them.
+
+    Attributes:
+        asked: [A] the numbers of the nodes.
+        share: [A] the share of each node's value that was found after it.
+        found: [A, K] the tokens found; −1 in unused places.
+    """
+
+    asked: Array
+    share: Array
+    found: Array
+
+
 PARTIAL_SORT_FACTOR = 4
 """All scores are sorted only if they are at most this many times the requested number."""
 
@@ -212,83 +293,47 @@ def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array
 
 @native
 def appended(
-    tokens: Array,
-    parents: Array,
-    depth: Array,
-    row: Array,
-    source: Array,
-    number: Array,
-    q_row: Array,
-    log_q: Array,
+    nodes: NodeTable,
+    frontier: Array,
+    candidates: CandidateTable,
+    keep: Array,
     score: Array,
     entropy: Array,
-    frontier: Array,
-    new_tokens: Array,
-    new_log_q: Array,
-    keep: Array,
-    new_score: Array,
-    new_entropy: Array,
-    sources: Array,
-    same_source: int,
     first_q: int,
-) -> tuple[Array, Array]:
-    """Return the columns of a tree to which candidates after a frontier were added.
+) -> NodeTable:
+    """Return a tree to which candidates after a frontier were added.
 
     Args:
-        tokens: [N] ids, the first column of the tree.
-        parents: [N] column of the tree, as in `tree_ops.kept`.
-        depth: [N] column of the tree, as in `tree_ops.kept`.
-        row: [N] column of the tree, as in `tree_ops.kept`.
-        source: [N] column of the tree, as in `tree_ops.kept`.
-        number: [N] column of the tree, as in `tree_ops.kept`.
-        q_row: [N] column of the tree, as in `tree_ops.kept`.
-        log_q: [N] column of the tree, as in `tree_ops.kept`.
-        score: [N] column of the tree, as in `tree_ops.kept`.
-        entropy: [N] column of the tree, as in `tree_ops.kept`.
+        nodes: the tree of N nodes.
         frontier: [F] the candidates' parents; numbers from N on are candidates of this call.
-        new_tokens: [F, K] the candidates' ids.
-        new_log_q: [F, K] their log q, −∞ where there is no candidate.
+        candidates: [F, K] the candidates.
         keep: [F, K] whether a candidate becomes a node; [0, 0] for all.
-        new_score: [F, K] the candidates' scores; [0, 0] for the parent's score plus log q.
-        new_entropy: [F] the entropy of each parent's q; [0] for zeros.
-        sources: [F, K] the source of each candidate; [0, 0] if all have the same.
-        same_source: the source that all candidates have.
+        score: [F, K] the candidates' scores; [0, 0] for the parent's score plus log q.
+        entropy: [F] the entropy of each parent's q; [0] for zeros.
         first_q: the index of the first parent's q among all stored q; −1 if q is not stored.
-
-    Returns:
-        The integer columns [7, N + M] and the float columns [3, N + M], in the order of the
-            arguments.
     """
-    before, added, (nodes, width) = len(tokens), 0, new_log_q.shape
-    for f in range(nodes):
+    tokens, log_q, sources, source = candidates
+    before, added, (count, width) = len(nodes.tokens), 0, log_q.shape
+    for f in range(count):
         for k in range(width):
-            added += new_log_q[f, k] > -np.inf and (keep.size == 0 or keep[f, k])
-    whole, real = np.empty((7, before + added), np.int64), np.empty((3, before + added))
-    for i in range(before):
-        whole[0, i], whole[1, i], whole[2, i], whole[3, i] = tokens[i], parents[i], depth[i], row[i]
-        whole[4, i], whole[5, i], whole[6, i] = source[i], number[i], q_row[i]
-        real[0, i], real[1, i], real[2, i] = log_q[i], score[i], entropy[i]
+            added += log_q[f, k] > -np.inf and (keep.size == 0 or keep[f, k])
+    new = NodeTable(*(np.append(column, np.empty(added, column.dtype)) for column in nodes))
     at = before
     for f, parent in enumerate(frontier):
         for k in range(width):
-            if new_log_q[f, k] > -np.inf and (keep.size == 0 or keep[f, k]):
-                whole[0, at], whole[1, at], whole[2, at] = (
-                    new_tokens[f, k],
-                    parent,
-                    whole[2, parent] + 1,
-                )
-                whole[3, at], whole[4, at] = (
-                    whole[3, parent],
-                    sources[f, k] if sources.size else same_source,
-                )
-                whole[5, at], whole[6, at] = at, first_q + f if first_q >= 0 else -1
-                real[0, at] = new_log_q[f, k]
-                real[1, at] = (
-                    new_score[f, k] if new_score.size else real[1, parent] + new_log_q[f, k]
-                )
-                real[2, at] = new_entropy[f] if new_entropy.size else 0.0
+            if log_q[f, k] > -np.inf and (keep.size == 0 or keep[f, k]):
+                new.tokens[at] = tokens[f, k]
+                new.parents[at] = parent
+                new.depth[at] = new.depth[parent] + 1
+                new.row[at] = new.row[parent]
+                new.log_q[at] = log_q[f, k]
+                new.score[at] = score[f, k] if score.size else new.score[parent] + log_q[f, k]
+                new.source[at] = sources[f, k] if sources.size else source
+                new.entropy[at] = entropy[f] if entropy.size else 0.0
+                new.number[at] = at
+                new.q_row[at] = first_q + f if first_q >= 0 else -1
                 at += 1
-    return whole, real
+    return new
 
 
 @native
@@ -322,17 +367,7 @@ def nodes_that_pay(
 
 @native
 def calibration_examples(
-    parents: Array,
-    tokens: Array,
-    number: Array,
-    accepted: Array,
-    bonus: Array,
-    all_parents: Array,
-    all_tokens: Array,
-    log_q: Array,
-    entropy: Array,
-    depth: Array,
-    certain: float,
+    verified: NodeTable, accepted: Array, bonus: Array, drafted: NodeTable, certain: float
 ) -> tuple[Array, Array, Array]:
     """Return training examples for the calibration of drafts, from an accept result.
 
@@ -340,62 +375,47 @@ def calibration_examples(
     all its drafted children. Features are 1, log q, −log(1 − q), entropy and depth.
 
     Args:
-        parents: [N] parents in the verified tree, −1 for its roots, which are its first nodes.
-        tokens: [N] ids of the verified tree.
-        number: [N] the number of each verified node among all drafted nodes.
+        verified: the verified tree of N nodes; `number` is their place in `drafted`.
         accepted: [N] whether each node is accepted; roots are.
         bonus: [R] the token after the last accepted node of each sequence.
-        all_parents: [A] the parents of all drafted nodes.
-        all_tokens: [A] their ids.
-        log_q: [A] their log q.
-        entropy: [A] the entropy of the q that proposed them.
-        depth: [A] their depth.
+        drafted: all drafted nodes.
         certain: the least distance of q from 0 and 1.
 
     Returns:
         The nodes [M], their features [M, 5], and whether their tokens were right [M].
     """
-    root, nexts = np.empty(len(parents), np.int64), np.full(len(all_parents), -1)
-    verified, some = np.zeros(len(all_parents), np.bool_), np.zeros(len(all_parents), np.bool_)
+    parents, number, drafted_count = verified.parents, verified.number, len(drafted.parents)
+    root, nexts = np.empty(len(parents), np.int64), np.full(drafted_count, -1)
+    seen, some = np.zeros(drafted_count, np.bool_), np.zeros(drafted_count, np.bool_)
     for i, parent in enumerate(parents):
         root[i] = i if parent < 0 else root[parent]
-        verified[number[i]] = True
+        seen[number[i]] = True
         if parent >= 0:
             some[number[parent]] = True
         if accepted[i]:
             nexts[number[i]] = bonus[root[i]]
             if parent >= 0:
-                nexts[number[parent]] = tokens[i]
-    nodes = np.empty(len(all_parents), np.int64)
+                nexts[number[parent]] = verified.tokens[i]
+    nodes = np.empty(drafted_count, np.int64)
     count = 0
-    for i, parent in enumerate(all_parents):
-        if parent >= 0 and nexts[parent] >= 0 and (verified[i] or not some[parent]):
+    for i, parent in enumerate(drafted.parents):
+        if parent >= 0 and nexts[parent] >= 0 and (seen[i] or not some[parent]):
             nodes[count], count = i, count + 1
     nodes = nodes[:count]
     x = np.empty((count, 5))
     right = np.empty(count, np.bool_)
     for m, node in enumerate(nodes):
-        q = min(exp(log_q[node]), 1 - certain)
-        x[m, 0], x[m, 1], x[m, 2] = 1.0, max(log_q[node], log(certain)), -log1p(-q)
-        x[m, 3], x[m, 4] = entropy[node], depth[node]
-        right[m] = all_tokens[node] == nexts[all_parents[node]]
+        log_q = drafted.log_q[node]
+        q = min(exp(log_q), 1 - certain)
+        x[m, 0], x[m, 1], x[m, 2] = 1.0, max(log_q, log(certain)), -log1p(-q)
+        x[m, 3], x[m, 4] = drafted.entropy[node], drafted.depth[node]
+        right[m] = drafted.tokens[node] == nexts[drafted.parents[node]]
     return nodes, x, right
 
 
 @native
 def outcomes(
-    parents: Array,
-    tokens: Array,
-    number: Array,
-    depth: Array,
-    score: Array,
-    entropy: Array,
-    accepted: Array,
-    asked: Array,
-    share: Array,
-    found: Array,
-    unread: float,
-    recent: float,
+    nodes: NodeTable, accepted: Array, note: RetrievalNote, unread: float, recent: float
 ) -> tuple[Array, Array, Array]:
     """Return examples for predicting whether it pays to expand a node by a pass of the draft model.
 
@@ -404,16 +424,9 @@ def outcomes(
     found after it.
 
     Args:
-        parents: [N] −1 for roots.
-        tokens: [N] ids.
-        number: [N] the nodes' numbers during drafting.
-        depth: [N] their depth.
-        score: [N] their log values.
-        entropy: [N] the entropy of the q that proposed each node.
+        nodes: the verified tree of N nodes.
         accepted: [N] whether each node is accepted; roots are.
-        asked: [A] numbers of nodes after which retrieval found tokens first.
-        share: [A] the share of each such node's value that was found after it.
-        found: [A, K] the tokens found; they do not count as proposals of the model.
+        note: what retrieval found first; its tokens do not count as proposals of the model.
         unread: the entropy that marks nodes whose parent no model expanded.
         recent: recent success of the model.
 
@@ -422,6 +435,7 @@ def outcomes(
             number of accepted nodes [E] that directly follow such a child without another
             expansion.
     """
+    parents, entropy = nodes.parents, nodes.entropy
     expanded, reached = np.zeros(len(parents), np.bool_), np.zeros(len(parents), np.bool_)
     below = np.full(len(parents), -1)
     for i, parent in enumerate(parents):
@@ -429,40 +443,37 @@ def outcomes(
             expanded[parent] |= entropy[i] != unread
             if accepted[i]:
                 below[parent] = i
-    nodes = np.flatnonzero(expanded)
-    x, behind = np.zeros((len(nodes), 5)), np.zeros(len(nodes), np.int64)
-    for m, node in enumerate(nodes):
-        x[m, 0], x[m, 1], x[m, 2], x[m, 3] = 1.0, depth[node] == 0, score[node], recent
+    examples = np.flatnonzero(expanded)
+    x, behind = np.zeros((len(examples), 5)), np.zeros(len(examples), np.int64)
+    for m, node in enumerate(examples):
+        x[m, 0], x[m, 1] = 1.0, nodes.depth[node] == 0
+        x[m, 2], x[m, 3] = nodes.score[node], recent
         reached[node] = below[node] >= 0
-        for a in range(len(asked)):
-            if asked[a] == number[node]:
-                x[m, 4] = share[a]
-                for token in found[a]:
-                    reached[node] &= token != tokens[below[node]]
+        for a in range(len(note.asked)):
+            if note.asked[a] == nodes.number[node]:
+                x[m, 4] = note.share[a]
+                for token in note.found[a]:
+                    reached[node] &= token != nodes.tokens[below[node]]
         after = below[below[node]] if reached[node] else -1
         while after >= 0 and entropy[after] == unread:
             behind[m], after = behind[m] + 1, below[after]
-    return x, reached[nodes], behind
+    return x, reached[examples], behind
 
 
 @native
-def worth_verifying(
-    score: Array, target: Curve, rows: int, rate: float, left: float, ahead: int
-) -> Scan:
+def worth_verifying(score: Array, price: PassPrice, ahead: int) -> Scan:
     """Find the number of best nodes that maximises their value minus the cost of verification.
 
     Args:
         score: [N] log values.
-        target: [W] tokens of each sequence, and [W] seconds of a pass over them.
-        rows: R, the number of sequences.
-        rate: λ, the price of a second in tokens.
-        left: seconds that may still be spent.
+        price: the price of verification.
         ahead: the most nodes over which the cost of a further node is averaged.
 
     Returns:
         The order by falling score, the number of best nodes, the least cost of verifying one more
             (in tokens), and the value of the worst of them.
     """
+    target, rows, rate, left = price
     order = falling(score)
     best = 0
     most = 0.0
@@ -483,85 +494,65 @@ def worth_verifying(
 
 
 @native
-def selected(score: Array, target: Curve, rows: int, rate: float, left: float) -> Array:
+def selected(score: Array, price: PassPrice) -> Array:
     """Return [R + N] True at the roots and at the nodes that are worth their verification.
 
     A child's value must not exceed its parent's.
     """
-    order, count, _, _ = worth_verifying(score[rows:], target, rows, rate, left, 1)
+    order, count, _, _ = worth_verifying(score[price.rows :], price, 1)
     keep = np.zeros(len(score), np.bool_)
-    keep[:rows] = True
-    keep[rows + order[:count]] = True
+    keep[: price.rows] = True
+    keep[price.rows + order[:count]] = True
     return keep
 
 
 @native
 def promising(
-    row: Array,
-    depth: Array,
-    score: Array,
-    entropy: Array,
+    nodes: NodeTable,
     start: int,
     deepest: Array,
     limit: int,
     widest: int,
     unread: float,
-    target: Curve,
-    rows: int,
-    rate: float,
-    left: float,
+    price: PassPrice,
     ahead: int,
 ) -> Promise:
     """Return the best nodes of each sequence that may have children, by sequence and falling value.
 
     Args:
-        row: [N] the sequence of each node.
-        depth: [N] the depth of each node.
-        score: [N] log values.
-        entropy: [N] the entropy of the q that proposed each node.
+        nodes: the tree of N nodes.
         start: the first node that is considered.
         deepest: [R] the depth limit of each sequence.
         limit: the depth limit of all sequences.
         widest: the largest number of nodes of a sequence.
         unread: the entropy that marks nodes whose parent the drafter has not read.
-        target: [W] tokens of each sequence, and [W] seconds of a pass over them.
-        rows: R, the number of sequences.
-        rate: λ, the price of a second in tokens.
-        left: seconds that may still be spent.
+        price: the price of verification.
         ahead: the most nodes over which the cost of a further node is averaged.
 
     Returns:
         The nodes; those among them whose parent the drafter has read; the least cost of verifying
             one more node; and the value of the worst node that is worth its verification.
     """
-    nodes, count = np.empty(len(row) - start, np.int64), 0
+    row, depth, score = nodes.row, nodes.depth, nodes.score
+    able, count = np.empty(len(row) - start, np.int64), 0
     for node in range(start, len(row)):
         if depth[node] < min(deepest[row[node]], limit):
-            nodes[count], count = node, count + 1
-    nodes = nodes[:count]
-    likely = nodes[leading(row[nodes], score[nodes], widest)]
-    _, _, least, worst = worth_verifying(score[rows:], target, rows, rate, left, ahead)
-    return likely, likely[entropy[likely] != unread], least, worst
+            able[count], count = node, count + 1
+    able = able[:count]
+    likely = able[leading(row[able], score[able], widest)]
+    _, _, least, worst = worth_verifying(score[price.rows :], price, ahead)
+    return likely, likely[nodes.entropy[likely] != unread], least, worst
 
 
 @native
 def worth_expanding(
-    nodes: Array,
-    score: Array,
-    depth: Array,
+    nodes: NodeTable,
+    frontier: Array,
     below: Array,
-    weights: Array,
-    recent: float,
-    beyond: float,
+    success: DraftSuccess,
     least: float,
-    fed: int,
-    ahead: int,
-    waiting: float,
-    draft: Curve,
-    target: Curve,
-    rows: int,
-    rate: float,
-    left: float,
+    step: DraftPrice,
+    price: PassPrice,
 ) -> tuple[Array, float]:
     """Return the frontier nodes that are worth a common draft step, best first, and its seconds.
 
@@ -571,33 +562,26 @@ def worth_expanding(
     for its verification too.
 
     Args:
-        nodes: [F] the frontier.
-        score: [N] log values of the tree's nodes.
-        depth: [N] the depth of the tree's nodes.
+        nodes: the tree.
+        frontier: [F] the nodes that the step can expand.
         below: [F] the summed value of the tokens that retrieval found after each; [0] for none.
-        weights: [5] w.
-        recent: recent success.
-        beyond: number of nodes that are accepted after such a child at no cost.
+        success: what is known of the success of draft steps.
         least: the cost of verifying one more node, in tokens.
-        fed: the largest number of nodes that the draft step can be fed.
-        ahead: number of layers that the step predicts; each further layer is accepted with the same
-            conditional probability.
-        waiting: seconds of postponed work that must be done before the step.
-        draft: [W] nodes of each sequence, and [W] seconds of a draft step over them.
-        target: [W] tokens of each sequence, and [W] seconds of a pass over them.
-        rows: R, the number of sequences.
-        rate: λ, the price of a second in tokens.
-        left: seconds that may still be spent.
+        step: the price of the draft step.
+        price: the price of verification.
     """
-    net = np.empty(len(nodes))
-    for f, node in enumerate(nodes):
+    weights, recent, beyond = success
+    draft, fed, ahead, waiting = step
+    target, rows, rate, left = price
+    net = np.empty(len(frontier))
+    for f, node in enumerate(frontier):
         x = (
             weights[0]
-            + weights[1] * (depth[node] == 0)
-            + weights[2] * score[node]
+            + weights[1] * (nodes.depth[node] == 0)
+            + weights[2] * nodes.score[node]
             + weights[3] * recent
         )
-        value, net[f] = exp(score[node]), 0.0
+        value, net[f] = exp(nodes.score[node]), 0.0
         worth = value / (1 + exp(-x - (weights[4] * below[f] / value if below.size else 0.0)))
         for _ in range(ahead):
             net[f] += max((1 + beyond) * worth - least, 0.0)
@@ -617,4 +601,4 @@ def worth_expanding(
             best = i + 1
             most = gain - rate * seconds
             spent = seconds
-    return nodes[order[:best]], spent
+    return frontier[order[:best]], spent

@@ -3,68 +3,64 @@
 Shapes: N nodes, M of them that are kept.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from draftree.native import Array, native
 
 
-@native
-def kept(
-    tokens: Array,
-    parents: Array,
-    depth: Array,
-    row: Array,
-    log_q: Array,
-    score: Array,
-    source: Array,
-    entropy: Array,
-    number: Array,
-    q_row: Array,
-    keep: Array,
-) -> tuple[Array, Array, bool]:
-    """Remove nodes from a tree, and return its columns and whether every node kept its parent.
+class NodeTable(NamedTuple):
+    """The columns of draft trees, one entry for each node.
 
-    The columns are integers [7, M] and floats [3, M], in the order of `tree_growth.appended`. Roots
-    must be kept.
+    The first nodes are the roots, one for each running sequence; every other node i has `parents[i]
+    < i`.
+
+    Attributes:
+        tokens: [N] token ids.
+        parents: [N] the node number of the parent, −1 for a root.
+        depth: [N] distance from the root.
+        row: [N] the slot of each node's sequence.
+        log_q: [N] log q(token | path), 0 for a root.
+        score: [N] the value by which the policy ranks nodes; for most policies the sum of log q
+            along the node's path.
+        source: [N] the number of the drafter that proposed the node, −1 for a root and 0 for a
+            single drafter. For fused drafters, source + 1 is a bit mask of the drafters that
+            proposed the node. With two drafters, 0 means the first, 1 the second, and 2 both.
+        entropy: [N] entropy in nats of the distribution that the node was drawn from, if the policy
+            needs it; otherwise 0.
+        number: [N] the node's number during drafting, by which drafters index their caches.
+        q_row: [N] the row of `Tree.q` that the node was drawn from, −1 for none.
+    """
+
+    tokens: Array
+    parents: Array
+    depth: Array
+    row: Array
+    log_q: Array
+    score: Array
+    source: Array
+    entropy: Array
+    number: Array
+    q_row: Array
+
+
+@native
+def kept(nodes: NodeTable, keep: Array) -> tuple[NodeTable, bool]:
+    """Remove nodes from a tree; return the others, and whether every node kept its parent.
+
+    Roots must be kept.
 
     Args:
-        tokens: [N] ids.
-        parents: [N] the parent of each node, which comes before it; −1 for roots.
-        depth: [N] distance from the root.
-        row: [N] the sequence of each node.
-        log_q: [N] log q of each token after its path.
-        score: [N] log values.
-        source: [N] the drafter that proposed it.
-        entropy: [N] the entropy of the q that proposed it.
-        number: [N] its number among all drafted nodes.
-        q_row: [N] the index of its q among all stored q; −1 for none.
+        nodes: the tree.
         keep: [N] whether a node is kept.
     """
-    count, connected = np.count_nonzero(keep), True
-    whole = np.empty((7, count), np.int64)
-    real = np.empty((3, count))
-    new = np.zeros(len(keep), np.int64)
-    at = 0
-    for i in range(len(keep)):
-        if keep[i]:
-            new[i], parent = at, parents[i]
-            connected &= parent < 0 or keep[parent]
-            whole[0, at], whole[1, at], whole[2, at] = (
-                tokens[i],
-                new[parent] if parent >= 0 else -1,
-                depth[i],
-            )
-            whole[3, at], whole[4, at], whole[5, at], whole[6, at] = (
-                row[i],
-                source[i],
-                number[i],
-                q_row[i],
-            )
-            real[0, at], real[1, at], real[2, at] = log_q[i], score[i], entropy[i]
-            at += 1
-        else:
-            connected &= parents[i] >= 0
-    return whole, real, connected
+    chosen = np.flatnonzero(keep)
+    new = np.where(keep, np.cumsum(keep) - 1, 0)
+    parents = nodes.parents[chosen]
+    connected = (keep[parents] | (parents < 0)).all() and (nodes.parents[~keep] >= 0).all()
+    table = NodeTable(*(column[chosen] for column in nodes))
+    return table._replace(parents=np.where(parents < 0, -1, new[parents])), bool(connected)
 
 
 @native

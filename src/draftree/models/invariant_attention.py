@@ -30,7 +30,7 @@ A slot of a group counts 64, and each slot that a query sees counts about 10.
 """
 
 
-def exact_attention(
+def exact_attention(  # noqa: PLR0913  the signature of transformers' attention functions
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,

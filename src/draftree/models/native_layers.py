@@ -9,8 +9,7 @@ entries of a head.
 
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -133,6 +132,37 @@ class Head:
     logits: Tensor | None
 
 
+@dataclass(frozen=True)
+class PackedMask:
+    """Hold which slots the tokens of packed sequences see.
+
+    Attributes:
+        values: the masks [n, S] of the sequences, one after the other, added to the scores.
+        table: [R + 1, 5] the layout: for each sequence the first token, the slot of that token, the
+            number of visible slots, the offset of its mask in `values`, and the S of that mask.
+    """
+
+    values: Tensor
+    table: Ints
+
+
+@dataclass(frozen=True)
+class PassOutputs:
+    """Hold the memory for outputs of a pass beside that of the last layer.
+
+    Attributes:
+        layers: [R, n, H] memory for the outputs of some layers, by index among the pass's layers.
+        head: the final norm and LM head, if they follow the last layer.
+    """
+
+    layers: Mapping[int, Tensor] = field(default_factory=dict)
+    head: Head | None = None
+
+
+LAST_LAYER = PassOutputs()
+"""Stands for the output of the last layer alone."""
+
+
 @final
 class NativeLayer:
     """Compute one layer by native kernels.
@@ -229,12 +259,10 @@ def run_layers(
     x: Tensor,
     angles: Angles,
     within: KVView,
-    mask: Tensor | None,
+    mask: Tensor | PackedMask | None,
     parts: int = BOTH,
     read: Tensor | None = None,
-    wanted: Mapping[int, Tensor] = MappingProxyType({}),
-    head: Head | None = None,
-    table: Ints | None = None,
+    outputs: PassOutputs = LAST_LAYER,
 ) -> Tensor:
     """Run layers of the same sizes, one after the other, in one native call.
 
@@ -243,20 +271,20 @@ def run_layers(
         x: [R, n, H] the residual stream before the first layer.
         angles: the rotary angles of the tokens.
         within: the memory of the first layer's keys and values; that of the others follows it.
-        mask: [R or 1, 1, n, S] added to the scores; by default causal.
+        mask: [R or 1, 1, n, S] added to the scores; by default causal. With a `PackedMask`, x is
+            [1, N, H].
         parts: the parts of each layer that run.
         read: [R, n, …] the attention input of a first layer that prepared it itself; x by default.
-        wanted: [R, n, H] memory for the outputs of some layers, by index in `layers`.
-        head: the final norm and LM head, if they follow the last layer.
-        table: [R' + 1, 5] the layout of packed sequences, in which case x is [1, N, H]. For each
-            sequence it has the first token, the slot of that token, the number of visible slots,
-            the offset of its mask [n, S] in `mask`, and the S of that mask.
+        outputs: memory for further outputs.
 
     Returns:
         [R, n, H] the output of the last layer, if its second part is run.
     """
     x = x.contiguous()
     out = torch.empty_like(x)
+    table = None
+    if isinstance(mask, PackedMask):
+        mask, table = mask.values, mask.table
     given = mask is not None and mask.dtype is x.dtype and mask.stride(-1) == 1
     if parts & SECOND_PART and not given:
         mask = to_additive_mask(x[:, None], within.slots, mask).to(x.dtype).contiguous()
@@ -282,15 +310,15 @@ def run_layers(
         it.mask = address(mask)
         it.mask_strides = (mask.stride(0) * (len(mask) > 1), mask.stride(2))
     it.slots, it.hidden_below = within.slots, torch.finfo(x.dtype).min / 2
+    head = outputs.head
     if head is not None:
         it.final_norm, it.final_states = head.norm, address(head.states)
         if head.linear is not None:
             it.head, it.logits = head.linear, address(head.logits)
     last = len(layers) - 1
-    outputs = [address(wanted.get(i)) if i < last else address(out) for i in range(len(layers))]
-    transformer_kernels.core.forward(
-        it, [layer.record for layer in layers], outputs, transformer_kernels.thread_count()
-    )
+    ends = [outputs.layers.get(i) if i < last else out for i in range(len(layers))]
+    records, addresses = [layer.record for layer in layers], [address(end) for end in ends]
+    transformer_kernels.core.forward(it, records, addresses, transformer_kernels.thread_count())
     return out
 
 

@@ -18,11 +18,12 @@ from draftree.models.hf_runner import HFRunner
 from draftree.models.kv_cache import KVView, SlotCache
 from draftree.models.llama_structure import STACK, relative_distance
 from draftree.models.native_layers import (
-    BOTH,
     FIRST_PART,
     Angles,
     Head,
     NativeLayer,
+    PackedMask,
+    PassOutputs,
     agrees,
     fits,
     norm_record,
@@ -172,7 +173,6 @@ class NativeRunner(ModelRunner):
         head = Head(self._norm, None if native is None else native.record, normed, logits)
         masks = {kind: self._mask(kind, batch, cache) for kind in {kind for kind, _ in self._runs}}
         angles = self._angles(batch, x)
-        table = _table(batch)
         first = 0
         for kind, length in self._runs:
             end = first + length
@@ -181,7 +181,8 @@ class NativeRunner(ModelRunner):
             wanted = {i - 1 - first: out for i, out in caught.items() if first < i <= end}
             last = head if end == count else None
             layers = self._layers[first:end]
-            x = run_layers(layers, x, angles, within, masks[kind], BOTH, None, wanted, last, table)
+            also = PassOutputs(wanted, last)
+            x = run_layers(layers, x, angles, within, masks[kind], outputs=also)
             if end in caught and end < count:
                 caught[end] = x
             first = end
@@ -194,10 +195,11 @@ class NativeRunner(ModelRunner):
             states = states[torch.from_numpy(outputs.tokens)]
         return ModelOutput(self._after_head(self._head(states)), hidden)
 
-    def _mask(self, kind: str, batch: ForwardBatch, cache: SlotCache) -> Tensor:
+    def _mask(self, kind: str, batch: ForwardBatch, cache: SlotCache) -> Tensor | PackedMask:
         window = self._hf.window if kind == SLIDING else None
-        one = len(batch.counts) == 1
-        return cache.mask(batch, window) if one else cache.packed_masks(batch, window)
+        if len(batch.counts) == 1:
+            return cache.mask(batch, window)
+        return PackedMask(cache.packed_masks(batch, window), _table(batch))
 
     def _angles(self, batch: ForwardBatch, x: Tensor) -> Angles:
         if self._hf.rope_boundary is None:
@@ -223,13 +225,8 @@ class NativeRunner(ModelRunner):
         return k, v
 
 
-def _table(batch: ForwardBatch) -> Ints | None:
-    """Return the layout [R + 1, 5] of a batch's packed sequences; None for a single sequence.
-
-    The columns are explained in `run_layers`.
-    """
-    if len(batch.counts) == 1:
-        return None
+def _table(batch: ForwardBatch) -> Ints:
+    """Return the layout of a batch's packed sequences; see `PackedMask.table`."""
     table = np.zeros((len(batch.counts) + 1, 5), np.int64)
     table[:, 0] = batch.firsts
     table[:-1, 1], table[:-1, 2], table[:-1, 4] = batch.starts, batch.ends, batch.ends

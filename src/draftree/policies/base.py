@@ -11,11 +11,10 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-import torch
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import appended, leading, leading_of_layer
+from draftree.kernels.tree_growth import CandidateTable, appended, leading, leading_of_layer
 from draftree.metrics import Work
 from draftree.policies._device_growth import Outlook, Plan
 from draftree.tree import (
@@ -237,52 +236,18 @@ def append(
         entropy: [F] entropy in nats of the distributions that the candidates were drawn from, for
             policies that read it.
     """
-    q, first = tree.q, -1
-    if candidates.draw.sampled:  # an acceptor will need the whole q that each child was drawn from
-        assert candidates.log_probs is not None
-        first = 0 if q is None else len(q)
-        q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
-    new, sources = (
-        np.ascontiguousarray(candidates.tokens),
-        SAME_SOURCE if candidates.sources is None else candidates.sources,
-    )
-    whole, real = appended(
-        tree.tokens,
-        tree.parents,
-        tree.depth,
-        tree.row,
-        tree.source,
-        tree.number,
-        tree.q_row,
-        tree.log_q,
-        tree.score,
-        tree.entropy,
+    q, first = tree.q_after(candidates)
+    sources = SAME_SOURCE if candidates.sources is None else candidates.sources
+    nodes = appended(
+        tree.nodes,
         frontier,
-        new,
-        np.ascontiguousarray(candidates.log_q),
+        CandidateTable(candidates.tokens, candidates.log_q, sources, candidates.source),
         KEEP_ALL if keep is None else keep,
         PATH_SCORES if score is None else score,
         ZEROS if entropy is None else entropy,
-        np.ascontiguousarray(sources),
-        candidates.source,
         first,
     )
-    tokens, parents, depth, row, source, number, q_row = whole
-    log_q, score, entropy = real
-    return Tree(
-        tokens,
-        parents,
-        depth,
-        row,
-        log_q,
-        score,
-        source,
-        entropy,
-        number,
-        q_row,
-        candidates.draw,
-        q,
-    )
+    return Tree(nodes, candidates.draw, q)
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
@@ -339,7 +304,8 @@ def fit(tree: Tree, nodes: int, by: Floats | None = None) -> Tree:
         nodes: the largest number of drafted nodes of each sequence.
         by: [N] values to rank by instead of the scores. No node's value may exceed its parent's.
     """
-    if tree.drafted <= nodes or np.bincount(tree.row[tree.roots :]).max() <= nodes:
+    rows = tree.row[tree.roots :]
+    if len(rows) <= nodes or np.bincount(rows).max() <= nodes:
         return tree
     keep = np.zeros(len(tree), np.bool_)
     keep[: tree.roots] = True

@@ -8,7 +8,8 @@ Shapes: R rows, M nodes of the local model, W nodes asked about.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 from typing_extensions import override
@@ -19,6 +20,38 @@ from draftree.native import native_as
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Candidates, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
+
+
+class SentenceTree(NamedTuple):
+    """The sentences of a local model, and their rewards.
+
+    Attributes:
+        first: [M] the first child of each node.
+        last: [M] the end of the node's children, exclusive.
+        prior: [M] q(node | path of its parent).
+        gain: [M] the amount that each node adds to the reward of a sentence through it.
+        offset: the initial reward of a sentence.
+    """
+
+    first: Ints
+    last: Ints
+    prior: Floats
+    gain: Floats
+    offset: float
+
+
+class Exploration(NamedTuple):
+    """The options by which the search descends.
+
+    Attributes:
+        c1: constant c₁ of eq. 16.
+        c2: constant c₂ of eq. 16.
+        each_first: whether a child without visits is taken before all others.
+    """
+
+    c1: float
+    c2: float
+    each_first: bool
 
 
 def uniform(seed: int, count: int) -> float:
@@ -48,14 +81,7 @@ def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: f
 
 
 def _select(
-    start: int,
-    end: int,
-    prior: Floats,
-    visits: Ints,
-    total: Floats,
-    c1: float,
-    c2: float,
-    each_first: bool,
+    start: int, end: int, prior: Floats, visits: Ints, total: Floats, by: Exploration
 ) -> int:
     """Return the child with the largest PUCT value, to which the search descends.
 
@@ -66,10 +92,10 @@ def _select(
         siblings += visits[child]
     chosen, most = start, -math.inf
     for child in range(start, end):
-        if visits[child] == 0 and each_first:
+        if visits[child] == 0 and by.each_first:
             return child
         mean = total[child] / visits[child] if visits[child] else 0.0
-        worth = puct(mean, prior[child], visits[child], siblings, c1, c2)
+        worth = puct(mean, prior[child], visits[child], siblings, by.c1, by.c2)
         if worth > most:
             chosen, most = child, worth
     return chosen
@@ -90,16 +116,7 @@ def _drawn(start: int, end: int, prior: Floats, chance: float) -> int:
 
 @native_as("search_sentences")
 def search(
-    seeds: Ints,
-    first: Ints,
-    last: Ints,
-    prior: Floats,
-    gain: Floats,
-    offset: float,
-    iterations: int,
-    c1: float,
-    c2: float,
-    each_first: bool,
+    seeds: Ints, sentences: SentenceTree, iterations: int, by: Exploration
 ) -> tuple[Ints, Floats]:
     """Run algorithm 1 for every sequence.
 
@@ -113,20 +130,15 @@ def search(
 
     Args:
         seeds: [R] seeds of the draws of each sequence; the root of sequence r is node r.
-        first: [M] the first child of each node.
-        last: [M] the end of the node's children, exclusive.
-        prior: [M] q(node | path of its parent).
-        gain: [M] the amount that each node adds to the reward of a sentence through it.
-        offset: the initial reward of a sentence.
+        sentences: the local model of M nodes.
         iterations: number of iterations for each sequence.
-        c1: constant c₁ of eq. 16.
-        c2: constant c₂ of eq. 16.
-        each_first: whether a child without visits is taken before all others.
+        by: the options by which the search descends.
 
     Returns:
         [M] the number of visits of each node, and [M] the sum of the rewards of the sentences
         through it.
     """
+    first, last, prior, gain, offset = sentences
     visits, total = np.zeros(len(first), np.int64), np.zeros(len(first))
     exist = np.zeros(len(first), np.bool_)  # whether the node's children exist
     path = np.empty(len(first) + 1, np.int64)
@@ -139,9 +151,7 @@ def search(
             while first[node] < last[node]:  # sentences end at leaves of the local model
                 on_path = not drawing  # the first node drawn is on the path, too
                 if exist[node]:
-                    node = _select(
-                        first[node], last[node], prior, visits, total, c1, c2, each_first
-                    )
+                    node = _select(first[node], last[node], prior, visits, total, by)
                 else:
                     exist[node], drawing = on_path, True
                     node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
@@ -234,7 +244,13 @@ class MCTS(Policy):
         there = candidates.log_q > -np.inf
         keep, score = np.zeros(there.shape, np.bool_), np.zeros(there.shape)
         keep[there], score[there] = wanted[size:], value[size:]
-        tree = append(replace(tree, score=value[:size]), frontier, candidates, keep, score)
+        tree = append(
+            replace(tree, nodes=tree.nodes._replace(score=value[:size])),
+            frontier,
+            candidates,
+            keep,
+            score,
+        )
         number = size - 1 + np.cumsum(wanted[size:])[kept[kept >= size] - size]
         if (
             frontier := room.expandable(tree, number)
@@ -256,22 +272,15 @@ class MCTS(Policy):
             nodes = np.sort(best(tree, np.arange(before, len(tree)), MAX_LAYER_NODES))
         return tree, nodes[:0], Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
 
+    @cached_property
+    def exploration(self) -> Exploration:
+        """Return the options by which the search descends."""
+        return Exploration(self.c1, self.c2, self.unvisited == "first")
+
     def _searched(self, near: "Local") -> Floats:
         """Return [M] the log of the fraction of sentences through each node; −∞ for no sentence."""
-        gain, offset = near.gain(self.reward)
-        seeds, each_first = near.tree.tokens[: near.tree.roots], self.unvisited == "first"
-        visits, _ = search(
-            seeds,
-            near.first,
-            near.last,
-            near.prior,
-            gain,
-            offset,
-            self.iterations,
-            self.c1,
-            self.c2,
-            each_first,
-        )
+        seeds = near.tree.tokens[: near.tree.roots]
+        visits, _ = search(seeds, near.sentences(self.reward), self.iterations, self.exploration)
         visits[: near.tree.roots] = self.iterations
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(visits / self.iterations))
@@ -323,10 +332,15 @@ class Local:
         order, place = ranked(self.tree.parents[children], self.prior[children])
         return np.setdiff1d(children[order[place == 0]], nodes)
 
-    def gain(self, reward: str) -> tuple[Floats, float]:
-        """Return [M] the reward that each node adds to a sentence, and the initial reward."""
+    def sentences(self, reward: str) -> SentenceTree:
+        """Return the sentences, with the rewards of a kind; see `MCTS.reward`."""
+        offset = 0.0 if reward == "likelihood" else 1.0
+        return SentenceTree(self.first, self.last, self.prior, self._gain(reward), offset)
+
+    def _gain(self, reward: str) -> Floats:
+        """Return [M] the reward that each node adds to a sentence."""
         if reward == "likelihood":
-            return self.tree.log_q, 0.0
+            return self.tree.log_q
         if (
             reward == "official"
         ):  # the code looks up the pair's second token in the pair's own row, not the next token
@@ -334,5 +348,5 @@ class Local:
             repeated = np.zeros(len(self.prior))  # [M] q of the repetition of each node's token
             again = np.flatnonzero((parents >= 0) & (tokens == tokens[parents]))
             repeated[parents[again]] = self.prior[again]
-            return repeated[parents], 1.0
-        return self.prior, 1.0
+            return repeated[parents]
+        return self.prior

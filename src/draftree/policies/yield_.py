@@ -11,13 +11,18 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes learnt from, X 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, final
 
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.curves import Costs, Curve
+from draftree.costs.curves import Costs
 from draftree.kernels.tree_growth import (
+    DraftPrice,
+    DraftSuccess,
+    PassPrice,
+    RetrievalNote,
     calibration_examples,
     outcomes,
     promising,
@@ -73,8 +78,8 @@ already found.
 """
 NONE = np.zeros((0, 0), np.int64)
 """Stands for the sources of candidates that all have the same source."""
-NO_OUTCOMES = np.zeros(0, np.int64), np.zeros(0), NONE
-"""Columns of the note of a tree in which no node with retrieval hits was expanded by a model."""
+NO_HITS = RetrievalNote(np.zeros(0, np.int64), np.zeros(0), NONE)
+"""Note of a tree in which no node with retrieval hits was expanded by a model."""
 PRIOR_ACCEPTANCE = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 """Initial estimate of the acceptance of drafts: q itself."""
 PRIOR_REACH = Logistic.around(
@@ -131,6 +136,11 @@ class Learned:
     def calibration(self, source: int) -> Logistic:
         """Return the model of acceptance for a source's drafts; initially the estimate is q."""
         return self.acceptance.get(source, PRIOR_ACCEPTANCE)
+
+    @cached_property
+    def success(self) -> DraftSuccess:
+        """Return what is known of the success of draft steps."""
+        return DraftSuccess(self.reach.weights, self.recent - INITIAL_SUCCESS, self.beyond)
 
     def weights(self, sources: int) -> Floats:
         """Return the weights [S, X] of the models of acceptance of sources 0, 1, …, S − 1."""
@@ -189,7 +199,7 @@ class Yield(Policy):
         )  # seconds before the first draft step
         width, notes = (
             self.width if ahead == 1 else self.width * ONE_PASS_WIDTH_FACTOR,
-            list[_Note](),
+            list[RetrievalNote](),
         )
         while True:
             likely, able, least, worst = budget.promising(tree, start, room, self.depth)
@@ -227,7 +237,7 @@ class Yield(Policy):
                     0.0 if spent else waiting,
                 )
                 if found is not None:
-                    notes.append(_Note.of(tree, chosen, likely, found, below))
+                    notes.append(_note_hits(tree, chosen, likely, found, below))
                 elif (
                     searches
                     and (whole := _append_all_hits(search, tree, chosen, width, deepest, memory))
@@ -243,7 +253,7 @@ class Yield(Policy):
                 )
             if guesses is not None:
                 tree = guesses.beside(tree, likely, chosen, below > least)
-        return fit(replace(budget.selected(tree, probing), notes=_Note.all(notes)), room.nodes)
+        return fit(replace(budget.selected(tree, probing), notes=_join_notes(notes)), room.nodes)
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
         """Return the plan that grows the same trees on the device, within bounds.
@@ -263,12 +273,8 @@ class Yield(Policy):
             chosen, spent = able, costs.draft_seconds(len(able) / tree.roots) + costs.catch_up
         if not chosen.size:
             return None
-        learnt = (
-            *memory.calibration(0).weights,
-            *memory.reach.weights,
-            memory.recent - INITIAL_SUCCESS,
-            memory.beyond,
-        )
+        weights, recent, beyond = memory.success
+        learnt = (*memory.calibration(0).weights, *weights, recent, beyond)
         numbers = np.array([*learnt, budget.rate, budget.left - spent])
         prices = Prices(numbers, costs.draft_curve, costs.target_curve, tree.roots)
         return YieldPlan(
@@ -306,9 +312,8 @@ class Yield(Policy):
         idle = memory.idle
         reach = memory.reach
         if tree.drafted:
-            columns = tree.parents, tree.tokens, tree.number, tree.depth, tree.score, tree.entropy
             x, reached, behind = outcomes(
-                *columns, accepted, *_Note.columns(tree), UNREAD_ENTROPY, recent - INITIAL_SUCCESS
+                tree.nodes, accepted, _note_of(tree), UNREAD_ENTROPY, recent - INITIAL_SUCCESS
             )
         elif work.frontiers:  # nothing was found, or nothing worth verifying: drafting did not pay
             x = _of_roots(tree, recent)
@@ -367,13 +372,10 @@ class _Budget:
         more = self.costs.target_seconds(2) - self.costs.token
         return more + self.costs.draft_seconds(1) + self.costs.catch_up
 
-    @property
-    def prices(self) -> tuple[Curve, int, float, float]:
-        """Return the target's cost curve, the number of sequences, `rate` and `left`.
-
-        These are the last arguments of `worth_verifying`.
-        """
-        return self.costs.target_curve, self.rows, self.rate, self.left
+    @cached_property
+    def price(self) -> PassPrice:
+        """Return the price of verification."""
+        return PassPrice(self.costs.target_curve, self.rows, self.rate, self.left)
 
     def due(self, memory: Learned, share: float) -> bool:
         """Return whether a probe, which measures whether drafting pays again, may run now.
@@ -401,15 +403,14 @@ class _Budget:
             The nodes; the nodes whose parent the drafter has read; the cost of verifying one more
                 node, in tokens; and the value of the worst node that is worth its verification.
         """
-        columns = tree.row, tree.depth, tree.score, tree.entropy
         return promising(
-            *columns,
+            tree.nodes,
             start,
             room.depth,
             depth,
             MAX_FRONTIER_NODES,
             UNREAD_ENTROPY,
-            *self.prices,
+            self.price,
             MAX_LOOKAHEAD_NODES,
         )
 
@@ -440,25 +441,15 @@ class _Budget:
                 accepted with the same probability.
             waiting: seconds of postponed work that must run before the step.
         """
-        known = (
-            memory.reach.weights,
-            memory.recent - INITIAL_SUCCESS,
-            memory.beyond,
-            least,
-            fed,
-            ahead,
-            waiting,
-        )
-        return worth_expanding(
-            frontier, tree.score, tree.depth, below, *known, self.costs.draft_curve, *self.prices
-        )
+        step = DraftPrice(self.costs.draft_curve, fed, ahead, waiting)
+        return worth_expanding(tree.nodes, frontier, below, memory.success, least, step, self.price)
 
     def selected(self, tree: Tree, probing: bool) -> Tree:
         """Return the tree with the roots and the nodes that are worth their verification.
 
         The nodes are chosen in one scan from the best to the worst.
         """
-        keep = selected(tree.score, *self.prices)
+        keep = selected(tree.score, self.price)
         if probing and not keep[tree.roots :].any():  # the best child of every root
             keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
         return tree.select(keep)
@@ -501,59 +492,37 @@ class _Guesses:
         )
 
 
-@dataclass(frozen=True)
-class _Note:
-    """Retrieval hits after nodes that the model expanded later.
+def _note_hits(
+    tree: Tree, asked: Ints, searched: Ints, found: Candidates, worth: Floats
+) -> RetrievalNote:
+    """Return the note of the nodes `asked` [A], which are among the nodes `searched` [F].
 
-    The note is read again when the accept result is known.
-
-    Attributes:
-        asked: [A] the numbers of the expanded nodes.
-        share: [A] the share of each node's value that retrieval found after it.
-        found: [A, K] the tokens found; −1 in unused places.
+    `found` holds the candidates [F, K] after the searched nodes, and `worth` [F] the sum of their
+    values. The note is read again when the accept result is known.
     """
+    at = (asked[:, None] == searched).argmax(axis=1)
+    tokens = np.where(found.log_q > -np.inf, found.tokens, -1)[at]
+    return RetrievalNote(tree.number[asked], worth[at] / np.exp(tree.score[asked]), tokens)
 
-    asked: Ints
-    share: Floats
-    found: Ints
 
-    @classmethod
-    def of(
-        cls, tree: Tree, asked: Ints, searched: Ints, found: Candidates, worth: Floats
-    ) -> "_Note":
-        """Return the note of the nodes `asked` [A], which are among the nodes `searched` [F].
+def _join_notes(notes: Sequence[RetrievalNote]) -> RetrievalNote | None:
+    """Return the notes of all layers as one note; None if there are none."""
+    if not notes:
+        return None
+    width = max(n.found.shape[1] for n in notes)
+    found = [
+        np.pad(n.found, ((0, 0), (0, width - n.found.shape[1])), constant_values=-1) for n in notes
+    ]
+    return RetrievalNote(
+        np.concatenate([n.asked for n in notes]),
+        np.concatenate([n.share for n in notes]),
+        np.concatenate(found),
+    )
 
-        `found` holds the candidates [F, K] after the searched nodes, and `worth` [F] the sum of
-        their values.
-        """
-        at = (asked[:, None] == searched).argmax(axis=1)
-        tokens = np.where(found.log_q > -np.inf, found.tokens, -1)[at]
-        return cls(tree.number[asked], worth[at] / np.exp(tree.score[asked]), tokens)
 
-    @classmethod
-    def all(cls, notes: "Sequence[_Note]") -> "_Note | None":
-        """Return the notes of all layers as one note; None if there are none."""
-        if not notes:
-            return None
-        width = max(n.found.shape[1] for n in notes)
-        found = [
-            np.pad(n.found, ((0, 0), (0, width - n.found.shape[1])), constant_values=-1)
-            for n in notes
-        ]
-        asked, share = (
-            np.concatenate([n.asked for n in notes]),
-            np.concatenate([n.share for n in notes]),
-        )
-        return cls(asked, share, np.concatenate(found))
-
-    @classmethod
-    def columns(cls, tree: Tree) -> tuple[Ints, Floats, Ints]:
-        """Return the columns `asked`, `share` and `found` of a tree's note, empty without one."""
-        return (
-            (tree.notes.asked, tree.notes.share, tree.notes.found)
-            if isinstance(tree.notes, cls)
-            else NO_OUTCOMES
-        )
+def _note_of(tree: Tree) -> RetrievalNote:
+    """Return the note of a tree, empty if it has none."""
+    return tree.notes if isinstance(tree.notes, RetrievalNote) else NO_HITS
 
 
 def _guesses(
@@ -620,9 +589,8 @@ def _update_acceptance(
     and nothing would be learnt about them again.
     """
     whole = tree.whole or tree
-    columns = whole.parents, whole.tokens, whole.log_q, whole.entropy, whole.depth
     nodes, x, right = calibration_examples(
-        tree.parents, tree.tokens, tree.number, accepted, verdict.bonus, *columns, CERTAIN
+        tree.nodes, accepted, verdict.bonus, whole.nodes, CERTAIN
     )
     calibrated, source = dict(memory.acceptance), whole.source[nodes]
     for each in set(source.tolist()):
@@ -637,8 +605,8 @@ def _of_roots(tree: Tree, recent: float) -> Floats:
     They are 1, whether the node is a root, log value, recent success, and the share of the node's
     value that retrieval found.
     """
-    one, share, (asked, found, _) = np.ones(tree.roots), np.zeros(tree.roots), _Note.columns(tree)
-    share[asked[asked < tree.roots]] = found[asked < tree.roots]
+    one, share, note = np.ones(tree.roots), np.zeros(tree.roots), _note_of(tree)
+    share[note.asked[note.asked < tree.roots]] = note.share[note.asked < tree.roots]
     return np.stack(
         (one, one, tree.score[: tree.roots], (recent - INITIAL_SUCCESS) * one, share), axis=-1
     )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from draftree.kernels.tree_ops import NodeTable
 from draftree.models.forward_batch import DeviceBatch
 from draftree.models.graph_capture import Epilogue, InputTensors, OutputTensors
 from draftree.models.kv_cache import SlotCache
@@ -314,15 +315,20 @@ class DeviceTree:
         source, q_row = np.where(depth > 0, 0, -1), np.full(len(depth), -1)
         real = [np.ascontiguousarray(column[at]) for column in (log_q, score, entropy)]
         ids, row = tokens[at].astype(np.int64), at[0].copy()
+        numbers = np.arange(len(depth))
         tree = Tree(
-            ids, above, depth, row, real[0], real[1], source, real[2], np.arange(len(depth)), q_row
+            NodeTable(ids, above, depth, row, real[0], real[1], source, real[2], numbers, q_row)
         )
         keep = np.zeros(score.shape, np.bool_)
         of, column = np.nonzero(verified >= 0)
         keep[of, verified[of, column].astype(np.int64)] = True
         kept = keep[at]
-        numbers = np.where(asked > 0, np.take_along_axis(number, read.astype(np.int64), axis=1), -1)
-        passes = np.split(numbers[:, : sum(self.frontiers)], np.cumsum(self.frontiers)[:-1], axis=1)
+        fed_numbers = np.where(
+            asked > 0, np.take_along_axis(number, read.astype(np.int64), axis=1), -1
+        )
+        passes = np.split(
+            fed_numbers[:, : sum(self.frontiers)], np.cumsum(self.frontiers)[:-1], axis=1
+        )
         return DeviceReport(
             tree if kept.all() else tree.select(kept), tuple(passes), not broken.any()
         )

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,31 @@ def kinds() -> dict[str, type[DatastoreMethod]]:
     }
 
 
+@dataclass(frozen=True)
+class CorpusFiles:
+    """The files of a corpus, and how they are encoded.
+
+    Attributes:
+        target: target whose tokenizer encodes the corpus.
+        data: files and folders.
+        source: options for loading the target's tokenizer.
+        skipped: counter of unreadable rows, which are left out. If it is None, an unreadable row
+            raises an error.
+    """
+
+    target: str
+    data: Sequence[Path]
+    source: Source = field(default_factory=Source)
+    skipped: Skipped | None = None
+
+
 def build(
     kind: str,
-    target: str,
-    data: Sequence[Path],
+    corpus: CorpusFiles,
     out: Path,
     settings: Mapping[str, str] | None = None,
     tell: Tell = ignore_progress,
-    source: Source = Source(),
     overwrite: bool = False,
-    skipped: Skipped | None = None,
 ) -> dict[str, Any]:
     """Build a datastore from a corpus, and return the facts that are stored with it.
 
@@ -49,15 +65,11 @@ def build(
 
     Args:
         kind: name of the drafter that will search the datastore.
-        target: target whose tokenizer encodes the corpus.
-        data: files and folders of the corpus.
+        corpus: the corpus.
         out: path of the new folder.
         settings: options of the datastore by name.
         tell: called with the number of megabytes of the corpus that have been read.
-        source: options for loading the target's tokenizer.
         overwrite: whether the new folder may replace the files in `out`.
-        skipped: counter of unreadable rows, which are left out. If it is None, an unreadable row
-            raises an error.
 
     Raises:
         UserError: an input does not exist or does not fit, `out` is not empty, or another process
@@ -69,8 +81,8 @@ def build(
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     check_writable(out, folder=True)
-    found = files(data)
-    tokenizer = tokenizer_of(target, source)
+    found = files(corpus.data)
+    tokenizer = tokenizer_of(corpus.target, corpus.source)
     vocab = 1 + max(tokenizer.get_vocab().values())
     start = time.perf_counter()
     done = 0
@@ -82,25 +94,25 @@ def build(
             done = size // MEGA
             tell(done, of=of)
 
-        corpus = Documents(found, tokenizer, read, skipped)
+        documents = Documents(found, tokenizer, read, corpus.skipped)
         figures = known[kind].build(
-            corpus, vocab, folder, settings, lambda doing: tell(done, doing, of)
+            documents, vocab, folder, settings, lambda doing: tell(done, doing, of)
         )
         said = {
             "drafter": kind,
-            "target": target,
+            "target": corpus.target,
             "tokenizer": tokenizer_hash(tokenizer),
             "vocab": vocab,
             "files": len(found),
-            "undecodable": corpus.undecodable,
-            "skipped": skipped.count if skipped else 0,
-            "documents": corpus.documents,
-            "tokens": corpus.tokens,
-            "text_bytes": corpus.text_bytes,
+            "undecodable": documents.undecodable,
+            "skipped": corpus.skipped.count if corpus.skipped else 0,
+            "documents": documents.documents,
+            "tokens": documents.tokens,
+            "text_bytes": documents.text_bytes,
             "bytes": sum(path.stat().st_size for path in folder.iterdir()),
             **figures,
             "seconds": round(time.perf_counter() - start, 3),
-            "data": list(map(str, data)),
+            "data": list(map(str, corpus.data)),
             "settings": settings,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": command(),

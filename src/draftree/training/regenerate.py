@@ -36,16 +36,9 @@ from draftree.data.samples import check_tokens
 from draftree.errors import UserError
 from draftree.sampling.params import GREEDY, Sampling
 from draftree.target.target import Target
-from draftree.training.answer_source import (
-    Author,
-    GeneratedText,
-    Local,
-    PendingPrompt,
-    log_estimate,
-)
-from draftree.training.distributed import Processes
+from draftree.training.answer_source import Author, GeneratedText, PendingPrompt, log_estimate
+from draftree.training.generation_run import GenerationRun
 from draftree.utils.files import append, read_object, write_text
-from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import check, knob
 
 FILE = "regenerated.jsonl"
@@ -103,10 +96,7 @@ def regenerate(
     paths: Sequence[Path],
     out: Path,
     how: Regeneration,
-    processes: Processes,
-    tell: Tell = ignore_progress,
-    author: Author | None = None,
-    excluded: Excluded = Excluded(),
+    run: GenerationRun,
     skipped: Skipped | None = None,
 ) -> Path:
     """Replace the answers in training data by the target's own, and write them to a file.
@@ -123,10 +113,7 @@ def regenerate(
         paths: files of the training data.
         out: folder in which the file is written.
         how: options for generating answers.
-        processes: processes of the run.
-        tell: called with the number of prompts that this process has finished.
-        author: object that generates the answers; by default the local target.
-        excluded: prompts to leave out.
+        run: the processes of the run, and who generates the answers.
         skipped: counter of unreadable rows, which are left out. If it is None, an unreadable row
             raises an error.
 
@@ -137,13 +124,13 @@ def regenerate(
     Raises:
         UserError: the data cannot be read.
     """
+    processes, author = run.processes, run.author_for(target, how.batch)
     with processes.agreed():
         asked = list(
             prompts(
-                paths, target.tokenizer, how.max_tokens, excluded, skipped, target.decoder.vocab
+                paths, target.tokenizer, how.max_tokens, run.excluded, skipped, target.decoder.vocab
             )
         )
-    author = author or Local(target, how.batch)
     about = {**how.said, "target": target.name, "prompts": digest(asked)} | (
         {"author": author.name} if author.name else {}
     )
@@ -159,7 +146,7 @@ def regenerate(
         processes.same(len(done), "the answers written so far")
         with processes.agreed():
             missing = {i: asked[i] for i in range(len(asked)) if i not in done}
-            _write(target, missing, parts, how, processes, tell, author)
+            _write(target, missing, parts, how, run)
         with processes.agreed():
             if processes.main:
                 _join(out, about, _finished_rows(parts), len(asked))
@@ -248,10 +235,9 @@ def _write(
     asked: Mapping[int, Content],
     parts: Path,
     how: Regeneration,
-    processes: Processes,
-    tell: Tell,
-    author: Author,
+    run: GenerationRun,
 ) -> None:
+    processes, author = run.processes, run.author_for(target, how.batch)
     # Prompts that are read in one pass, and texts that are written side by side, should be of like
     # length.
     mine = sorted(asked, key=lambda i: (len(json.dumps(asked[i])), i))[
@@ -265,7 +251,7 @@ def _write(
         append(
             parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row})
         )  # after a broken line
-        tell(count, "answering", len(mine))
+        run.tell(count, "answering", len(mine))
 
 
 def _count_responses(prompt: Content) -> int:

@@ -24,12 +24,11 @@ from draftree.data.readers import Messages, Skipped
 from draftree.errors import UserError
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
-from draftree.training.answer_source import Author, Local, PendingPrompt, log_estimate
+from draftree.training.answer_source import Author, PendingPrompt, log_estimate
 from draftree.training.base import LOG
-from draftree.training.distributed import Processes
+from draftree.training.generation_run import GenerationRun
 from draftree.training.regenerate import digest
 from draftree.utils.files import append, as_user_error, read_object, write_text
-from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import check, knob
 
 FILE = "questions.jsonl"
@@ -118,11 +117,8 @@ def synthesize(
     target: Target,
     how: Synthesis,
     out: Path,
-    processes: Processes,
-    tell: Tell = ignore_progress,
-    author: Author | None = None,
+    run: GenerationRun,
     beside: Sequence[Path] = (),
-    excluded: Excluded = Excluded(),
     skipped: Skipped | None = None,
 ) -> Path:
     """Let the target make up questions, and write them to a file.
@@ -136,11 +132,8 @@ def synthesize(
         target: the target, which makes up the questions by default.
         how: options for the questions.
         out: folder in which the files are written.
-        processes: processes of the run.
-        tell: called with the number of questions that this process has generated.
-        author: object that generates the questions; by default the local target.
+        run: the processes of the run, and who generates the questions.
         beside: files of data whose questions must not be repeated.
-        excluded: prompts that must not be among the questions.
         skipped: counter of unreadable rows in `beside`, which are left out. If it is None, an
             unreadable row raises an error.
 
@@ -151,7 +144,7 @@ def synthesize(
     Raises:
         UserError: the target has no chat template, or almost none of its questions is usable.
     """
-    author = author or Local(target, how.rows)
+    processes, author = run.processes, run.author_for(target, how.rows)
     with processes.agreed():
         opening = Opening.of(target.tokenizer, how.system)
         known = sorted(set(map(normalise_words, questions(beside, skipped))))
@@ -160,7 +153,7 @@ def synthesize(
     about = drawn | {
         "count": how.count,
         "beside": digest(known),
-        "excluded": digest(sorted(excluded.runs)),
+        "excluded": digest(sorted(run.excluded.runs)),
     }
     finished = False
     with suppress(UserError):
@@ -170,9 +163,7 @@ def synthesize(
         )
     if not finished:
         home = out / PARTS / digest(drawn)
-        kept, report = _sample_questions(
-            target, how, opening, home, processes, tell, author, known, excluded
-        )
+        kept, report = _sample_questions(target, how, opening, home, run, known)
         told = ", ".join(f"{n:,} {reason}" for reason, n in report["dropped"].items())
         LOG.info(
             "%s made up %s questions, dropped: %s",
@@ -197,17 +188,15 @@ def _sample_questions(
     how: Synthesis,
     opening: Opening,
     home: Path,
-    processes: Processes,
-    tell: Tell,
-    author: Author,
+    run: GenerationRun,
     known: Sequence[str],
-    excluded: Excluded,
 ) -> tuple[list[str], dict[str, Any]]:
     """Sample questions until enough are usable; return them, and a report with counts.
 
     The result depends only on the numbers of the samples, not on the order in which they are
     generated.
     """
+    processes, author = run.processes, run.author_for(target, how.rows)
     bound, mine = min(how.count, ENOUGH), home / f"{processes.rank}.jsonl"
     home.mkdir(parents=True, exist_ok=True)
     sampling = Sampling(how.temperature, top_p=how.top_p, seed=how.seed)
@@ -229,7 +218,7 @@ def _sample_questions(
             for count, each in enumerate(author.write(waiting), 1):
                 line = {"number": each.asked.number, "text": each.text, "ended": each.ended}
                 append(mine, "\n" + json.dumps(line))  # after a line that was broken off
-                tell(count, "making up questions", len(missing))
+                run.tell(count, "making up questions", len(missing))
         with processes.agreed():
             done = _finished_questions(home)
             if not done.keys() >= set(range(bound)):
@@ -237,7 +226,7 @@ def _sample_questions(
                     f"'{home}' lacks what other processes wrote: all machines must see the same folder"
                 )
             kept, dropped = select_questions(
-                [done[i] for i in range(bound)], how.count, target.tokenizer, known, excluded
+                [done[i] for i in range(bound)], how.count, target.tokenizer, known, run.excluded
             )
             if author.probes and missing and processes.main:
                 _probe(target, author, kept)

@@ -25,6 +25,7 @@ from draftree.training.answer_source import Local
 from draftree.training.base import LOG, Fitted, Job, items
 from draftree.training.distributed import Processes, check_tracker
 from draftree.training.feature_cache import Shards
+from draftree.training.generation_run import GenerationRun
 from draftree.training.openai_client import Remote, Server
 from draftree.training.regenerate import Regeneration, regenerate
 from draftree.training.synthesize import Synthesis, synthesize
@@ -303,17 +304,14 @@ class Training(Job):
                     f"{left_out:,}",
                 )
         author = Local(target, how.batch) if self.server is None else Remote(self.server, target)
+        run = GenerationRun(processes, tell, author, excluded)
         asked = [*data] if self.regenerates else []
         if self.synthesis is not None:
             made_up = replace(self.synthesis, seed=plan.seed)
-            asked.append(
-                synthesize(target, made_up, out, processes, tell, author, data, excluded, unread())
-            )
+            asked.append(synthesize(target, made_up, out, run, data, unread()))
         skipped = unread()  # those of the last reading of the data, whatever was looked for before
         if asked:
-            written = regenerate(
-                target, asked, out, how, processes, tell, author, excluded, skipped
-            )
+            written = regenerate(target, asked, out, how, run, skipped)
             data = [written] if self.regenerates else [*data, written]
         with processes.agreed():
             tell(0, "reading")

@@ -19,6 +19,7 @@ from draftree.costs.curves import Costs, CostSource
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.integrations.vllm.requests import Row, Slots
+from draftree.kernels.tree_ops import NodeTable
 from draftree.metrics import Work
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Policy, Search
@@ -341,9 +342,8 @@ def _of_rows(tree: Tree, rows: Ints) -> Tree:
         return tree
     place = np.cumsum(keep) - 1
     parents = np.where(tree.parents < 0, -1, place[tree.parents])
-    names = ("tokens", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row")
-    columns = {name: getattr(tree, name)[keep] for name in names}
-    return replace(tree, parents=parents[keep], whole=tree.whole or tree, **columns)
+    nodes = NodeTable._make(column[keep] for column in tree.nodes._replace(parents=parents))
+    return replace(tree, nodes=nodes, whole=tree.whole or tree)
 
 
 def _chains(tree: Tree, vocab: int) -> tuple[Tree, list[list[int]]]:

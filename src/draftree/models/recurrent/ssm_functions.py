@@ -222,7 +222,7 @@ class PassFunctions:
         out, stash = delta_tree(self._paths, before, scaled, k, v, decay, b[..., None], state)
         return out.transpose(1, 2).to(query.dtype), stash
 
-    def ssd(
+    def ssd(  # noqa: PLR0913  the signature of transformers' function
         self,
         stock: Stock,
         x: Tensor,
@@ -267,7 +267,7 @@ class PassFunctions:
         out = out.transpose(1, 2) if D is None else out.transpose(1, 2) + inputs * D[:, None]
         return out.contiguous(), stash  # some models need it for `view`
 
-    def s6(
+    def s6(  # noqa: PLR0913  the signature of transformers' function
         self,
         stock: Stock,
         x: Tensor,

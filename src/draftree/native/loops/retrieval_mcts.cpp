@@ -50,9 +50,13 @@ struct Search {
   }
 };
 
-nb::tuple search_sentences(const Ints& seeds, const Ints& first_children, const Ints& last_children, const Reals& prior, const Reals& gains, double offset, int64_t iterations, double c1, double c2, bool each_first) {
-  const int64_t nodes = first_children.shape[0], *first = contiguous(first_children).data, *last = contiguous(last_children).data;
-  const double* gain = contiguous(gains).data;
+// `sentences` is a `SentenceTree`, `by` an `Exploration`.
+nb::tuple search_sentences(const Ints& seeds, nb::handle sentences, int64_t iterations, nb::handle by) {
+  const Ints first_children = contiguous(field<Ints>(sentences, 0));
+  const int64_t nodes = first_children.shape[0], *first = first_children.data, *last = contiguous(field<Ints>(sentences, 1)).data;
+  const double *prior = contiguous(field<Reals>(sentences, 2)).data, *gain = contiguous(field<Reals>(sentences, 3)).data;
+  const double offset = real_field(sentences, 4), c1 = real_field(by, 0), c2 = real_field(by, 1);
+  const bool each_first = nb::cast<bool>(nb::handle(PyTuple_GetItem(by.ptr(), 2)));
   auto visits = make_array<int64_t>(nodes);
   auto total = make_array<double>(nodes);
   {
@@ -60,7 +64,7 @@ nb::tuple search_sentences(const Ints& seeds, const Ints& first_children, const 
     for (int64_t node = 0; node < nodes; node++) visits.data[node] = 0, total.data[node] = 0.0;
     std::vector<char> exist(static_cast<size_t>(nodes));  // true where the node's children do
     std::vector<int64_t> path(static_cast<size_t>(nodes + 1));
-    const Search search{contiguous(prior).data, visits.data, total.data, c1, c2, each_first};
+    const Search search{prior, visits.data, total.data, c1, c2, each_first};
     for (int64_t row = 0; row < seeds.shape[0]; row++) {
       uint64_t draws = 0;
       if (first[row] == last[row]) continue;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "node_columns.h"
 #include "retrieval.h"
 
 namespace draftree {
@@ -250,10 +251,17 @@ nb::tuple suffix_draft(const Array<int32_t, 1>& text, int64_t end, nb::handle ou
   return nb::make_tuple(std::move(nodes.object), copy_array<double>(grown.shares.data(), count));
 }
 
-// What `children` and `descendants` are given of a row, and how they read it.
+// A `RootText` and the tree below the root, and how `children` and `descendants` read them.
 struct Row {
-  Row(const Array<int32_t, 1>& text, int64_t end, nb::handle drafted, const Ints& parents, const Ints& tokens, nb::handle outputs, nb::handle given_limits)
-      : text(contiguous(text).data), end(end), nodes(contiguous(field<Array<const int32_t, 2>>(drafted, 0))), shares(contiguous(field<Reals>(drafted, 1))), parents(parents), tokens(tokens), memory(outputs), limits(given_limits) {}
+  Row(nb::handle given, nb::handle tree)
+      : text(contiguous(field<Array<int32_t, 1>>(given, 0)).data),
+        end(whole_field(given, 1)),
+        nodes(contiguous(field<Array<const int32_t, 2>>(PyTuple_GetItem(given.ptr(), 2), 0))),
+        shares(contiguous(field<Reals>(PyTuple_GetItem(given.ptr(), 2), 1))),
+        parents(field<Ints>(tree, NodeColumns::PARENTS)),
+        tokens(field<Ints>(tree, NodeColumns::TOKENS)),
+        memory(PyTuple_GetItem(given.ptr(), 3)),
+        limits(PyTuple_GetItem(given.ptr(), 4)) {}
   int32_t* text;
   int64_t end;
   Array<const int32_t, 2> nodes;
@@ -293,8 +301,8 @@ struct Row {
   }
 };
 
-nb::tuple suffix_children(const Array<int32_t, 1>& text, int64_t end, nb::handle drafted, const Ints& parents, const Ints& tokens, const Ints& frontier, int64_t k, nb::handle outputs, nb::handle limits) {
-  Row row(text, end, drafted, parents, tokens, outputs, limits);
+nb::tuple suffix_children(nb::handle text, nb::handle tree, const Ints& frontier, int64_t k) {
+  Row row(text, tree);
   const int64_t nodes = frontier.shape[0];
   auto found = make_array<int64_t>(nodes, k);
   auto log_q = make_array<double>(nodes, k);
@@ -317,8 +325,7 @@ nb::tuple suffix_children(const Array<int32_t, 1>& text, int64_t end, nb::handle
   return nb::make_tuple(std::move(found.object), std::move(log_q.object), most);
 }
 
-nb::tuple suffix_descendants(const Array<int32_t, 1>& text, int64_t end, nb::handle drafted, const Ints& parents, const Ints& tokens, const Ints& frontier, int64_t k, nb::handle outputs, nb::handle limits,
-                             int64_t deepest, int64_t first) {
+nb::tuple suffix_descendants(nb::handle text, nb::handle tree, const Ints& frontier, int64_t k, int64_t deepest, int64_t first) {
   struct Waiting {
     int64_t at, number, depth;
   };
@@ -326,7 +333,7 @@ nb::tuple suffix_descendants(const Array<int32_t, 1>& text, int64_t end, nb::han
     int64_t token, row, rank;
     double share;
   };
-  Row row(text, end, drafted, parents, tokens, outputs, limits);
+  Row row(text, tree);
   std::vector<int64_t> after;
   std::vector<Found> found;  // in the order of their numbers
   int64_t widest = 1;

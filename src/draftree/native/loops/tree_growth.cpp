@@ -7,8 +7,8 @@
 #include <numeric>
 #include <vector>
 
-#include "numpy_arrays.h"
 #include "bind_loops.h"
+#include "node_table.h"
 #include "order.h"
 
 namespace nb = nanobind;
@@ -167,41 +167,50 @@ Out<bool, 2> leading_of_layer(const In<int64_t>& row, const In<int64_t>& frontie
   return keep;
 }
 
-std::tuple<Out<int64_t, 2>, Out<double, 2>> appended(
-    const In<int64_t>& tokens, const In<int64_t>& parents, const In<int64_t>& depth, const In<int64_t>& row, const In<int64_t>& source,
-    const In<int64_t>& number, const In<int64_t>& q_row, const In<double>& log_q, const In<double>& score, const In<double>& entropy,
-    const In<int64_t>& frontier, const In<int64_t, 2>& new_tokens, const In<double, 2>& new_log_q, const In<bool, 2>& keep,
-    const In<double, 2>& new_score, const In<double>& new_entropy, const In<int64_t, 2>& sources, int64_t same_source, int64_t first_q) {
-  const int64_t before = tokens.size(0), nodes = new_log_q.size(0), width = new_log_q.size(1);
+// `candidates` is a `CandidateTable`.
+nb::object appended(const NodeTable& nodes, const In<int64_t>& frontier, nb::handle candidates, const In<bool, 2>& keep,
+                    const In<double, 2>& new_score, const In<double>& new_entropy, int64_t first_q) {
+  const auto new_tokens = entry<In<int64_t, 2>>(candidates, 0);
+  const auto new_log_q = entry<In<double, 2>>(candidates, 1);
+  const auto sources = entry<In<int64_t, 2>>(candidates, 2);
+  const auto same_source = entry<int64_t>(candidates, 3);
+  const int64_t width = new_log_q.size(1), before = nodes.integers(NodeTable::TOKENS).size(0);
   const auto wanted = [&](int64_t f, int64_t k) { return new_log_q(f, k) > -INFINITE && (!keep.size() || keep(f, k)); };
   int64_t added = 0;
-  for (int64_t f = 0; f < nodes; f++)
+  for (int64_t f = 0; f < new_log_q.size(0); f++)
     for (int64_t k = 0; k < width; k++) added += wanted(f, k);
-  auto whole = Out<int64_t, 2>::empty({7, before + added});
-  auto real = Out<double, 2>::empty({3, before + added});
-  const In<int64_t>* columns[] = {&tokens, &parents, &depth, &row, &source, &number, &q_row};
-  const In<double>* others[] = {&log_q, &score, &entropy};
-  for (int i = 0; i < 7; i++) std::copy_n(columns[i]->data(), before, whole.row(i));
-  for (int i = 0; i < 3; i++) std::copy_n(others[i]->data(), before, real.row(i));
+  NewNodeTable made(before + added);
+  for (int column = 0; column < NodeTable::COUNT; column++) {
+    if (NodeTable::is_real(column)) {
+      std::copy_n(nodes.reals(column).data(), before, made.reals(column));
+    } else {
+      std::copy_n(nodes.integers(column).data(), before, made.integers(column));
+    }
+  }
+  int64_t *tokens = made.integers(NodeTable::TOKENS), *parents = made.integers(NodeTable::PARENTS);
+  int64_t *depth = made.integers(NodeTable::DEPTH), *row = made.integers(NodeTable::ROW);
+  int64_t *source = made.integers(NodeTable::SOURCE), *number = made.integers(NodeTable::NUMBER);
+  int64_t* q_row = made.integers(NodeTable::Q_ROW);
+  double *log_q = made.reals(NodeTable::LOG_Q), *score = made.reals(NodeTable::SCORE), *entropy = made.reals(NodeTable::ENTROPY);
   int64_t at = before;
-  for (int64_t f = 0; f < nodes; f++) {
+  for (int64_t f = 0; f < new_log_q.size(0); f++) {
     const int64_t parent = frontier[f];
     for (int64_t k = 0; k < width; k++) {
       if (!wanted(f, k)) continue;
-      whole(0, at) = new_tokens(f, k);
-      whole(1, at) = parent;
-      whole(2, at) = whole(2, parent) + 1;
-      whole(3, at) = whole(3, parent);
-      whole(4, at) = sources.size() ? sources(f, k) : same_source;
-      whole(5, at) = at;
-      whole(6, at) = first_q >= 0 ? first_q + f : -1;
-      real(0, at) = new_log_q(f, k);
-      real(1, at) = new_score.size() ? new_score(f, k) : real(1, parent) + new_log_q(f, k);
-      real(2, at) = new_entropy.size() ? new_entropy[f] : 0.0;
+      tokens[at] = new_tokens(f, k);
+      parents[at] = parent;
+      depth[at] = depth[parent] + 1;
+      row[at] = row[parent];
+      log_q[at] = new_log_q(f, k);
+      score[at] = new_score.size() ? new_score(f, k) : score[parent] + new_log_q(f, k);
+      source[at] = sources.size() ? sources(f, k) : same_source;
+      entropy[at] = new_entropy.size() ? new_entropy[f] : 0.0;
+      number[at] = at;
+      q_row[at] = first_q >= 0 ? first_q + f : -1;
       at++;
     }
   }
-  return {whole, real};
+  return made.like(nodes);
 }
 
 std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score, const In<int64_t>& row, int64_t roots, int64_t before, int64_t k,
@@ -217,10 +226,13 @@ std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score, co
   return {array_of(good), total};
 }
 
-std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> calibration_examples(const In<int64_t>& parents, const In<int64_t>& tokens, const In<int64_t>& number,
-                                                            const In<bool>& accepted, const In<int64_t>& bonus, const In<int64_t>& all_parents,
-                                                            const In<int64_t>& all_tokens, const In<double>& log_q, const In<double>& entropy,
-                                                            const In<int64_t>& depth, double certain) {
+std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> calibration_examples(const NodeTable& verified_nodes, const In<bool>& accepted,
+                                                                         const In<int64_t>& bonus, const NodeTable& drafted, double certain) {
+  const auto parents = verified_nodes.integers(NodeTable::PARENTS), tokens = verified_nodes.integers(NodeTable::TOKENS);
+  const auto number = verified_nodes.integers(NodeTable::NUMBER);
+  const auto all_parents = drafted.integers(NodeTable::PARENTS), all_tokens = drafted.integers(NodeTable::TOKENS);
+  const auto depth = drafted.integers(NodeTable::DEPTH);
+  const auto log_q = drafted.reals(NodeTable::LOG_Q), entropy = drafted.reals(NodeTable::ENTROPY);
   const int64_t all = all_parents.size(0);
   Numbers root(parents.size(0)), nexts(all, -1), nodes;
   std::vector<char> verified(all), some(all);
@@ -254,10 +266,15 @@ std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> calibration_examples(const I
   return {array_of(nodes), x, right};
 }
 
-std::tuple<Out<double, 2>, Out<bool>, Out<int64_t>> outcomes(const In<int64_t>& parents, const In<int64_t>& tokens, const In<int64_t>& number,
-                                                             const In<int64_t>& depth, const In<double>& score, const In<double>& entropy,
-                                                             const In<bool>& accepted, const In<int64_t>& asked, const In<double>& share,
-                                                             const In<int64_t, 2>& found, double unread, double recent) {
+// `note` is a `RetrievalNote`.
+std::tuple<Out<double, 2>, Out<bool>, Out<int64_t>> outcomes(const NodeTable& verified, const In<bool>& accepted, nb::handle note,
+                                                             double unread, double recent) {
+  const auto parents = verified.integers(NodeTable::PARENTS), tokens = verified.integers(NodeTable::TOKENS);
+  const auto number = verified.integers(NodeTable::NUMBER), depth = verified.integers(NodeTable::DEPTH);
+  const auto score = verified.reals(NodeTable::SCORE), entropy = verified.reals(NodeTable::ENTROPY);
+  const auto asked = entry<In<int64_t>>(note, 0);
+  const auto share = entry<In<double>>(note, 1);
+  const auto found = entry<In<int64_t, 2>>(note, 2);
   const int64_t count = parents.size(0);
   std::vector<char> expanded(count);
   Numbers below(count, -1), nodes;
@@ -292,23 +309,37 @@ std::tuple<Out<double, 2>, Out<bool>, Out<int64_t>> outcomes(const In<int64_t>& 
   return {x, reached, behind};
 }
 
+Curve curve_of(nb::handle tuple) { return {entry<In<double>>(tuple, 0), entry<In<double>>(tuple, 1)}; }
+
+struct PassPrice {
+  explicit PassPrice(nb::handle tuple)
+      : target(curve_of(entry<nb::object>(tuple, 0))),
+        rows(entry<int64_t>(tuple, 1)),
+        rate(entry<double>(tuple, 2)),
+        left(entry<double>(tuple, 3)) {}
+  double seconds(double tokens) const { return height(target, tokens); }
+  Curve target;
+  int64_t rows;
+  double rate, left;
+};
+
 struct Scan {
   Numbers order;
   int64_t best;
   double further, worst;
 };
 
-Scan scan(const double* score, int64_t count, const Curve& target, int64_t rows, double rate, double left, int64_t ahead) {
+Scan scan(const double* score, int64_t count, const PassPrice& price, int64_t ahead) {
   Numbers order = falling_order(score, count);
   int64_t best = 0;
   double most = 0, gain = 0;
-  const double roots = height(target, 1.0), each = static_cast<double>(rows);
+  const double roots = price.seconds(1.0), each = static_cast<double>(price.rows);
   double beside = roots;
   for (int64_t i = 0; i < count; i++) {
     gain += std::exp(score[order[i]]);
-    const double seconds = height(target, 1 + static_cast<double>(i + 1) / each);
-    const double net = gain - rate * (seconds - roots);
-    if (seconds - roots <= larger_of(left, 0.0) && net > most) {
+    const double seconds = price.seconds(1 + static_cast<double>(i + 1) / each);
+    const double net = gain - price.rate * (seconds - roots);
+    if (seconds - roots <= larger_of(price.left, 0.0) && net > most) {
       best = i + 1;
       most = net;
       beside = seconds;
@@ -316,29 +347,30 @@ Scan scan(const double* score, int64_t count, const Curve& target, int64_t rows,
   }
   double further = INFINITE;
   for (int64_t i = 1; i <= ahead; i++)
-    further = smaller_of(further, (height(target, 1 + static_cast<double>(best + i) / each) - beside) / static_cast<double>(i));
+    further = smaller_of(further, (price.seconds(1 + static_cast<double>(best + i) / each) - beside) / static_cast<double>(i));
   const double worst = best ? std::exp(score[order[best - 1]]) : INFINITE;
-  return {std::move(order), best, rate * further, worst};
+  return {std::move(order), best, price.rate * further, worst};
 }
 
-std::tuple<Out<int64_t>, int64_t, double, double> worth_verifying(const In<double>& score, const Curve& target, int64_t rows, double rate,
-                                                                  double left, int64_t ahead) {
-  const Scan it = scan(score.data(), score.size(0), target, rows, rate, left, ahead);
+std::tuple<Out<int64_t>, int64_t, double, double> worth_verifying(const In<double>& score, nb::handle price, int64_t ahead) {
+  const Scan it = scan(score.data(), score.size(0), PassPrice(price), ahead);
   return {array_of(it.order), it.best, it.further, it.worst};
 }
 
-Out<bool> selected(const In<double>& score, const Curve& target, int64_t rows, double rate, double left) {
-  const Scan it = scan(score.data() + rows, score.size(0) - rows, target, rows, rate, left, 1);
+Out<bool> selected(const In<double>& score, nb::handle given_price) {
+  const PassPrice price(given_price);
+  const Scan it = scan(score.data() + price.rows, score.size(0) - price.rows, price, 1);
   auto keep = Out<bool>::full({score.size(0)}, false);
-  std::fill_n(keep.data(), rows, true);
-  for (int64_t i = 0; i < it.best; i++) keep[rows + it.order[i]] = true;
+  std::fill_n(keep.data(), price.rows, true);
+  for (int64_t i = 0; i < it.best; i++) keep[price.rows + it.order[i]] = true;
   return keep;
 }
 
-std::tuple<Out<int64_t>, Out<int64_t>, double, double> promising(const In<int64_t>& row, const In<int64_t>& depth, const In<double>& score,
-                                                                 const In<double>& entropy, int64_t start, const In<int64_t>& deepest,
-                                                                 double limit, int64_t widest, double unread, const Curve& target,
-                                                                 int64_t rows, double rate, double left, int64_t ahead) {
+std::tuple<Out<int64_t>, Out<int64_t>, double, double> promising(const NodeTable& tree, int64_t start, const In<int64_t>& deepest, double limit,
+                                                                 int64_t widest, double unread, nb::handle given_price, int64_t ahead) {
+  const auto row = tree.integers(NodeTable::ROW), depth = tree.integers(NodeTable::DEPTH);
+  const auto score = tree.reals(NodeTable::SCORE), entropy = tree.reals(NodeTable::ENTROPY);
+  const PassPrice price(given_price);
   Numbers nodes, of, likely, read;
   std::vector<double> scores;
   for (int64_t node = start; node < row.size(0); node++) {
@@ -352,19 +384,26 @@ std::tuple<Out<int64_t>, Out<int64_t>, double, double> promising(const In<int64_
     likely.push_back(nodes[i]);
     if (entropy[nodes[i]] != unread) read.push_back(nodes[i]);
   }
-  const Scan it = scan(score.data() + rows, score.size(0) - rows, target, rows, rate, left, ahead);
+  const Scan it = scan(score.data() + price.rows, score.size(0) - price.rows, price, ahead);
   return {array_of(likely), array_of(read), it.further, it.worst};
 }
 
-std::tuple<Out<int64_t>, double> worth_expanding(const In<int64_t>& nodes, const In<double>& score, const In<int64_t>& depth,
-                                                 const In<double>& below, const In<double>& weights, double recent, double beyond,
-                                                 double least, int64_t fed, int64_t ahead, double waiting, const Curve& draft,
-                                                 const Curve& target, int64_t rows, double rate, double left) {
-  const int64_t count = nodes.size(0);
-  const double each = static_cast<double>(rows);
+// `success` is a `DraftSuccess`, `step` a `DraftPrice`.
+std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In<int64_t>& frontier, const In<double>& below, nb::handle success,
+                                                 double least, nb::handle step, nb::handle given_price) {
+  const auto score = tree.reals(NodeTable::SCORE);
+  const auto depth = tree.integers(NodeTable::DEPTH);
+  const auto weights = entry<In<double>>(success, 0);
+  const auto recent = entry<double>(success, 1), beyond = entry<double>(success, 2);
+  const Curve draft = curve_of(entry<nb::object>(step, 0));
+  const auto fed = entry<int64_t>(step, 1), ahead = entry<int64_t>(step, 2);
+  const auto waiting = entry<double>(step, 3);
+  const PassPrice price(given_price);
+  const int64_t count = frontier.size(0);
+  const double each = static_cast<double>(price.rows);
   std::vector<double> net(count);
   for (int64_t f = 0; f < count; f++) {
-    const int64_t node = nodes[f];
+    const int64_t node = frontier[f];
     const double x = weights[0] + weights[1] * (depth[node] == 0) + weights[2] * score[node] + weights[3] * recent;
     const double value = std::exp(score[node]);
     double worth = value / (1 + std::exp(-x - (below.size() ? weights[4] * below[f] / value : 0.0)));
@@ -376,18 +415,18 @@ std::tuple<Out<int64_t>, double> worth_expanding(const In<int64_t>& nodes, const
   const Numbers order = falling_order(net.data(), count);
   int64_t best = 0;
   double most = 0, gain = 0, spent = 0;
-  left -= height(target, 1 + 1 / each) - height(target, 1.0);
+  const double left = price.left - (price.seconds(1 + 1 / each) - price.seconds(1.0));
   for (int64_t i = 0; i < count; i++) {
     gain += larger_of(net[order[i]], 0.0);
     const double seconds = waiting + height(draft, static_cast<double>(std::min(i + 1, fed)) / each);
-    if (seconds <= left && gain - rate * seconds > most) {
+    if (seconds <= left && gain - price.rate * seconds > most) {
       best = i + 1;
-      most = gain - rate * seconds;
+      most = gain - price.rate * seconds;
       spent = seconds;
     }
   }
   auto chosen = Out<int64_t>::empty({best});
-  for (int64_t i = 0; i < best; i++) chosen[i] = nodes[order[i]];
+  for (int64_t i = 0; i < best; i++) chosen[i] = frontier[order[i]];
   return {chosen, spent};
 }
 

@@ -4,23 +4,20 @@
 #include <cmath>
 #include <vector>
 
-#include "numpy_arrays.h"
 #include "bind_loops.h"
+#include "node_table.h"
 
 namespace nb = nanobind;
 
 namespace draftree {
 namespace {
 
-std::tuple<Out<int64_t, 2>, Out<double, 2>, bool> kept(const In<int64_t>& tokens, const In<int64_t>& parents, const In<int64_t>& depth,
-                                                       const In<int64_t>& row, const In<double>& log_q, const In<double>& score,
-                                                       const In<int64_t>& source, const In<double>& entropy, const In<int64_t>& number,
-                                                       const In<int64_t>& q_row, const In<bool>& keep) {
+std::tuple<nb::object, bool> kept(const NodeTable& nodes, const In<bool>& keep) {
   const int64_t count = std::count(keep.begin(), keep.end(), true);
+  const In<int64_t> parents = nodes.integers(NodeTable::PARENTS);
   bool connected = true;
-  auto whole = Out<int64_t, 2>::empty({7, count});
-  auto real = Out<double, 2>::empty({3, count});
-  std::vector<int64_t> moved(keep.size());
+  NewNodeTable made(count);
+  std::vector<int64_t> moved(keep.size()), chosen(count);
   int64_t at = 0;
   for (int64_t i = 0; i < keep.size(); i++) {
     const int64_t parent = parents[i];
@@ -30,19 +27,22 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, bool> kept(const In<int64_t>& tokens
     }
     moved[i] = at;
     connected &= parent < 0 || keep[parent];
-    whole(0, at) = tokens[i];
-    whole(1, at) = parent >= 0 ? moved[parent] : -1;
-    whole(2, at) = depth[i];
-    whole(3, at) = row[i];
-    whole(4, at) = source[i];
-    whole(5, at) = number[i];
-    whole(6, at) = q_row[i];
-    real(0, at) = log_q[i];
-    real(1, at) = score[i];
-    real(2, at) = entropy[i];
-    at++;
+    made.integers(NodeTable::PARENTS)[at] = parent >= 0 ? moved[parent] : -1;
+    chosen[at++] = i;
   }
-  return {whole, real, connected};
+  for (int column = 0; column < NodeTable::COUNT; column++) {
+    if (column == NodeTable::PARENTS) continue;
+    if (NodeTable::is_real(column)) {
+      const In<double> from = nodes.reals(column);
+      double* to = made.reals(column);
+      for (int64_t i = 0; i < count; i++) to[i] = from[chosen[i]];
+    } else {
+      const In<int64_t> from = nodes.integers(column);
+      int64_t* to = made.integers(column);
+      for (int64_t i = 0; i < count; i++) to[i] = from[chosen[i]];
+    }
+  }
+  return {made.like(nodes), connected};
 }
 
 Out<bool, 2> paths(const In<int64_t>& parents) {
