@@ -282,9 +282,10 @@ def run_layers(
     """
     x = x.contiguous()
     out = torch.empty_like(x)
-    table = None
+    table: Ints | None = None
     if isinstance(mask, PackedMask):
-        mask, table = mask.values, mask.table
+        table = mask.table
+        mask = mask.values
     given = mask is not None and mask.dtype is x.dtype and mask.stride(-1) == 1
     if parts & SECOND_PART and not given:
         mask = to_additive_mask(x[:, None], within.slots, mask).to(x.dtype).contiguous()
