@@ -1,12 +1,15 @@
 """How the native kernels are built, chosen and reported, and what happens without them."""
 
+import ast
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,6 +62,78 @@ def test_the_absence_of_native_kernels_is_logged_once(
     assert [record.message for record in caplog.records] == [
         native.ABSENCE_REMARK.format(native._missing)
     ]
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Replace the extension module by one of an older build, which lacks loops."""
+    loops = SimpleNamespace(present=lambda: "C++")
+    monkeypatch.setattr(native, "core", SimpleNamespace(loops=loops))
+    monkeypatch.setattr(native, "_core", native.core)
+    monkeypatch.setattr(native, "requested_variant", "")
+    monkeypatch.setattr(native, "missing_loops", [])
+    monkeypatch.setattr(native, "REFERENCES", {})
+    native.report_absence.cache_clear()
+    yield
+    native.report_absence.cache_clear()
+
+
+@pytest.mark.usefixtures("older")
+def test_loops_that_an_older_extension_lacks_are_named_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert native.native_as("present")(lambda: "Python")() == "C++"
+    for name in ("second", "first"):
+        assert native.native_as(name)(lambda: "Python")() == "Python"
+    with caplog.at_level(logging.WARNING):
+        assert not caplog.records
+        native.report_absence()
+        native.report_absence()
+    assert [record.message for record in caplog.records] == [
+        native.MISSING_REMARK.format("first, second")
+    ]
+    assert "pip install" in native.MISSING_REMARK
+    native.native_as("third")(lambda: None)  # of a module that is imported later
+    assert caplog.records[-1].message == native.MISSING_REMARK.format("third")
+
+
+@pytest.mark.usefixtures("older")
+def test_an_extension_with_all_loops_is_not_remarked_on(caplog: pytest.LogCaptureFixture) -> None:
+    native.native_as("present")(lambda: None)
+    with caplog.at_level(logging.WARNING):
+        native.report_absence()
+    assert not caplog.records
+
+
+def names_of_loops(source: str) -> set[str]:
+    """Return the names under which functions of a module look for their C++ loops."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            for decorator in node.decorator_list:
+                match decorator:
+                    case ast.Name("native") | ast.Attribute(attr="native"):
+                        names.add(node.name)
+                    case ast.Call(
+                        ast.Name("native_as") | ast.Attribute(attr="native_as"),
+                        [ast.Constant(str(name))],
+                    ):
+                        names.add(name)
+    return names
+
+
+@pytest.mark.skipif(native.core is None, reason="there are no native kernels")
+def test_every_native_function_has_its_loop_in_the_extension() -> None:
+    sources = [path.read_text() for path in (ROOT / "src" / "draftree").rglob("*.py")]
+    names = set[str]().union(*map(names_of_loops, sources))
+    assert len(names) > 40
+    assert names >= native.REFERENCES.keys()
+    lacking = {name for name in names if not hasattr(native.core.loops, name)}
+    assert not lacking
+    assert names_of_loops("@native_as('grow')\ndef f(): ...\n@native\ndef g(): ...") == {
+        "grow",
+        "g",
+    }
 
 
 def without_native(code: str) -> subprocess.CompletedProcess[str]:

@@ -33,6 +33,10 @@ VARIANTS = ("generic", "avx2", "avx512", "avx512_bf16")
 ABSENCE_REMARK = (
     "draftree has no native kernels ({}), and runs on PyTorch and Python kernels, which are slower"
 )
+MISSING_REMARK = (
+    "draftree's native kernels are older than its sources: {} run in Python, which is slower; "
+    "build them anew with: pip install --no-deps --editable ."
+)
 
 requested_variant = os.environ.get(VARIABLE, "")
 core: Any = None if requested_variant == OFF else _core
@@ -74,11 +78,18 @@ def check_variable() -> None:
         )
 
 
+LOG = logging.getLogger(__name__.partition(".")[0])
+missing_loops: list[str] = []
+"""Names of loops that the extension module lacks, because it is older than the sources."""
+
+
 @cache
 def report_absence() -> None:
-    """Log once that native kernels are missing, if they are."""
+    """Log once that native kernels, or some of their loops, are missing, if they are."""
     if _core is None and requested_variant != OFF:
-        logging.getLogger(__name__.partition(".")[0]).warning(ABSENCE_REMARK.format(_missing))
+        LOG.warning(ABSENCE_REMARK.format(_missing))
+    elif missing_loops:
+        LOG.warning(MISSING_REMARK.format(", ".join(sorted(missing_loops))))
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
@@ -99,9 +110,14 @@ def native_as(name: str) -> Callable[[Function], Function]:
     def twin_of(function: Function) -> Function:
         # NumPy would warn of infinite results; C++ does not.
         reference = REFERENCES[name] = np.errstate(all="ignore")(function)
-        twin: Function = (
-            reference if core is None else getattr(core.loops, name, reference)
-        )  # an older build lacks some
-        return twin
+        if core is None:
+            return reference
+        twin: Function | None = getattr(core.loops, name, None)
+        if twin is not None:
+            return twin
+        missing_loops.append(name)
+        if report_absence.cache_info().currsize:  # of a module imported after the report
+            LOG.warning(MISSING_REMARK.format(name))
+        return reference
 
     return twin_of
