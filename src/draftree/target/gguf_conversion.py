@@ -184,25 +184,27 @@ def _check(path: Path, parts: Sequence[Path]) -> list[Header]:
 def _convert(path: Path, parts: Sequence[Path], headers: Sequence[Header], folder: Path) -> None:
     """Write the folder of a GGUF file; the parts of a split file are joined first.
 
-    transformers makes three `GGUFReader`s, each of which takes seconds for a vocabulary of 50,000
-    tokens. Of a file that is not split, only the header is read here.
+    transformers makes three `GGUFReader`s of the file; they share one here, with a fast parser of
+    lists (`gguf_reader`).
     """
     with as_user_error(
         f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"
     ):
-        if len(parts) == 1:
-            _dequantise(path, headers, folder)
-            return
-        from gguf import GGUFReader
+        from draftree.target.gguf_reader import FastReader, fast_loading
 
-        readers = [GGUFReader(part) for part in parts]
+        if len(parts) == 1:
+            with fast_loading(path):
+                _dequantise(path, headers, folder)
+            return
+        readers = [FastReader(part) for part in parts]
         with TemporaryDirectory(
             dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"
         ) as beside:
             joined = Path(beside) / "joined.gguf"
             with report_disk_errors(folder):
                 _join(joined, readers[0].fields["general.architecture"].contents(), readers)
-            _dequantise(joined, headers, folder)
+            with fast_loading(joined):
+                _dequantise(joined, headers, folder)
 
 
 def _check_parts(parts: Sequence[Path], headers: Sequence[Header]) -> None:
