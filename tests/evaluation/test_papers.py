@@ -162,12 +162,15 @@ def test_nets_of_other_texts_are_judged(
     ]
     monkeypatch.setattr(papers, "RESULTS", tmp_path)
     assert papers.other_texts() == []
+    bench = [{"policy": None}, {"policy": "c2t", "per_prompt": {"steps": [1] * 10}}]
     saved = {"format": 2, "provenance": {"seed": 0}, "rows": rows, "recall": recall}
+    saved |= {"bench": bench}
     (tmp_path / "papers_c2t_texts.json").write_text(json.dumps(saved))
     tuning, learning = papers.other_texts()
     assert (tuning["table"], tuning["verdict"]) == ("Fig. 7", "holds")
     assert "recall 0.50 before, 0.60 after" in tuning["of"]
     assert (learning["table"], learning["verdict"]) == ("Fig. 8", "fails"), "1.1 is above 1.05"
+    assert (tuning["prompts"], learning["prompts"]) == (9, 10)
 
 
 def test_a_claim_at_equal_tau_has_one_verdict_for_all_its_rows(papers: ModuleType) -> None:
