@@ -172,8 +172,9 @@ class SuffixDrafter(Drafter[SuffixState]):
 
         The draft for the text is computed if necessary, and stored in `drafts`.
         """
-        row, last = int(tree.row[root]), int(tree.tokens[root])
-        text, depth = state.texts[row], int(tree.depth[frontier].max())
+        nodes = tree.nodes
+        row, last = int(nodes.row[root]), int(nodes.tokens[root])
+        text, depth = state.texts[row], int(nodes.depth[frontier].max())
         end = len(text) + 1
         if row not in drafts or drafts[row][0] != last:
             room = np.empty(end + INITIAL_PATH_TOKENS, np.int32)
