@@ -23,7 +23,7 @@ from draftree.batch import Generation
 from draftree.costs.curves import Costs, CostTable, counted
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.evaluation import suites
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.result_rows import save
@@ -90,7 +90,7 @@ def row(
 ) -> list[dict[str, Any]]:
     """Return the figures of one drafter and policy at one batch size, on every machine."""
     batches = [requests[i : i + size] for i in range(0, len(requests), size)]
-    baseline = [plain(target, batch).tokens for batch in batches]
+    baseline = [generate_plain(target, batch).tokens for batch in batches]
     opened = build("drafter", drafter).open(target)
     found, written = list[dict[str, Any]](), None
     gained = list[int]()  # tokens of each step

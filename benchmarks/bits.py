@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from draftree import Request, Sampling, Target, native
 from draftree.cli.arguments import quiet
 from draftree.data.prompts import encode
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.evaluation import suites
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.result_rows import save
@@ -55,7 +55,7 @@ def one_by_one(way: Way, requests: list[Request]) -> list[list[int]]:
 
 def plainly(target: Target, requests: list[Request]) -> list[list[int]]:
     """Return the tokens of plain decoding in one batch."""
-    return plain(target, requests).tokens
+    return generate_plain(target, requests).tokens
 
 
 def plainly_alone(target: Target, requests: list[Request]) -> list[list[int]]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.console import Console
 
 from draftree.cli.terminal import table
-from draftree.evaluation.result_rows import read
-from draftree.evaluation.roofline import FOLDER
+from draftree.evaluation.result_rows import read_result
+from draftree.evaluation.roofline import MACHINES_FOLDER
 from paired import lines
 
 BUDGETS = (8, 16, 32, 64, 128)
@@ -41,7 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", help="of the results")
     args, given = parser.parse_known_args()
-    shipped = [word for file in sorted(FOLDER.glob("*.json")) for word in ("--machine", file.stem)]
+    shipped = [
+        word for file in sorted(MACHINES_FOLDER.glob("*.json")) for word in ("--machine", file.stem)
+    ]
     slower = False
     for out, machines in (
         (Path(f"{args.name}.json"), []),
@@ -49,7 +51,7 @@ def main() -> int:
     ):
         if status := replayed(out, given + machines):
             return status
-        found = lines(read(out), "policy", "yield", "counted_seconds")
+        found = lines(read_result(out), "policy", "yield", "counted_seconds")
         Console(width=140).print(
             table(
                 f"{out}: yield over each budget, {'simulated' if machines else 'this machine'}",

@@ -35,7 +35,7 @@ from draftree.tuning.c2t import PLAN
 from draftree.utils.files import read_object
 from equal_tau import Share
 
-USUAL = {"log_joint": "true", "steps": _tree_dataset.STEPS}
+USUAL = {"log_joint": "true", "steps": _tree_dataset.MIN_ADAM_STEPS}
 """Nets are compared that read log P: they decode like those that read P, and take a fifth of the
 steps."""
 HIDDEN = (2, 6, 12, 24, 36)
@@ -80,7 +80,7 @@ def grow(args: argparse.Namespace) -> None:
     """Grow the trees once, with the entropies of every M."""
     target, knobs = Target.load("demo"), Knobs(trees=args.trees)
     drafter = build("drafter", args.drafter).open(target)
-    requests, _ = _tree_dataset.prompts(target, args.data, knobs)
+    requests, _ = _tree_dataset.prompt_requests(target, args.data, knobs)
     kept = []
     for top in ENTROPY_TOPS:
         said = _tree_dataset.provenance(
@@ -168,7 +168,7 @@ def bench(pairs: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
     out = args.work / f"bench-{hashlib.sha256(repr(command).encode()).hexdigest()[:12]}.json"
     if not out.is_file():
         draftree(*command, "--out", str(out))
-    return result_rows.read(out)
+    return result_rows.read_result(out)
 
 
 def rows(

@@ -34,7 +34,7 @@ from draftree.registry import build
 from draftree.target.target import Target
 from draftree.tuning import _tree_dataset
 from draftree.tuning._tree_dataset import Collected, Knobs, Nodes
-from draftree.tuning.c2t import Plan, learn, split
+from draftree.tuning.c2t import Hyperparameters, learn, split
 from equal_tau import DRAWS, Share
 
 BETAS, AT = (0.3, 0.5, 0.7), 0.5
@@ -47,7 +47,7 @@ TUNING_STEPS = 200
 def grow(target: Target, data: Path, knobs: Knobs, args: argparse.Namespace) -> list[Nodes]:
     """Return the trees along the answers to some prompts, by text."""
     drafter = build("drafter", args.drafter).open(target)
-    requests, _ = _tree_dataset.prompts(target, [data], knobs)
+    requests, _ = _tree_dataset.prompt_requests(target, [data], knobs)
     about = _tree_dataset.provenance(target, drafter, args.drafter, requests, knobs)
     kept = Collected(args.work / f"trees-{data.stem}", about)
     kept.begin()
@@ -62,7 +62,7 @@ def fit(
 ) -> Classifier:
     """Return a net that learnt from some texts; it stays in a folder."""
     if not (folder / "config.json").is_file():
-        plan = Plan(lr=1e-4) if start is not None else Plan()
+        plan = Hyperparameters(lr=1e-4) if start is not None else Hyperparameters()
         net, rounds = learn(*split(texts, plan), knobs, plan, start)
         net.save(folder)
         print(f"{folder.name}: {rounds[-1].step} steps, {rounds[-1].told}", flush=True)

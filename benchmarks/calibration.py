@@ -23,10 +23,10 @@ from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites
 from draftree.evaluation.bootstrap import paired, samples
-from draftree.evaluation.drafter_calibration import BINS, DEPTHS, RANKS
+from draftree.evaluation.drafter_calibration import BINS, MAX_DEPTHS, RANKS
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.replay_target import ReplayTarget
-from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.evaluation.teacher_forcing import greedy_answers, prompts_that_fit, replay
 from draftree.policies.pct import PCT
 from draftree.registry import build
@@ -59,11 +59,11 @@ class Seen:
     every_right: Floats
 
 
-def seen(target: Target, drafter: Any, text: Text) -> Seen:
+def seen(target: Target, drafter: Any, text: TokenText) -> Seen:
     """Run a drafter along a text in blocks."""
     source = Recording.of(target, [text], drafter.needs.hidden)
     reached, every = list[tuple[float, bool]](), list[tuple[Floats, Floats]]()
-    for block in replay(source, drafter, [text], RANKS, DEPTHS):
+    for block in replay(source, drafter, [text], RANKS, MAX_DEPTHS):
         alive = True
         for nodes, found in block.asked:
             q, hit = np.exp(found.log_q[0]), found.tokens[0] == block.following(nodes)[0]
@@ -136,7 +136,7 @@ class Mapped(PCT):
         return super().draft(mapped, *rest)
 
 
-def row(target: Target, drafter: Any, policy: Any, texts: Sequence[Text]) -> dict[str, Any]:
+def row(target: Target, drafter: Any, policy: Any, texts: Sequence[TokenText]) -> dict[str, Any]:
     """Write texts again with a policy: steps, nodes and accepted tokens of each."""
     each: dict[str, list[float]] = {"tokens": [], "steps": [], "nodes": [], "accepted": []}
     for number, text in enumerate(texts):

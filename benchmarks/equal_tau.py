@@ -28,7 +28,7 @@ from rich.console import Console
 from draftree.cli.terminal import table
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.bootstrap import MIN_PROMPTS
-from draftree.evaluation.result_rows import read
+from draftree.evaluation.result_rows import read_result
 
 Row = dict[str, Any]
 DRAWS = 2000
@@ -214,7 +214,7 @@ def all_of(paths: Sequence[Path], out: Path | None) -> int:
     found, without = list[dict[str, Any]](), dict[str, list[str]]()
     for path in (p for p in paths if out is None or p.resolve() != out.resolve()):
         try:
-            found += every(read(path), path.stem)
+            found += every(read_result(path), path.stem)
         except UserError as error:
             without.setdefault(str(error), []).append(path.stem)
     if out is not None:
@@ -260,7 +260,7 @@ def between(args: argparse.Namespace) -> int:
         spec.startswith(args.beside) and args.containing in spec and not left_out(spec)
     )
     try:
-        rows = read(args.result[0])["rows"]
+        rows = read_result(args.result[0])["rows"]
         for name, wanted in ((args.policy, mine), (args.beside, theirs)):
             if not any(r["policy"] and wanted(r["policy"]) for r in rows):
                 raise UnknownName("policy", name, {r["policy"] for r in rows if r["policy"]})

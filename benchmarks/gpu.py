@@ -50,7 +50,7 @@ from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.target.kernel_choice import use_grouped_attention
 from draftree.target.target import Target, resolve_device
-from draftree.testing.fakes import Recorder
+from draftree.testing.fakes import PassRecorder
 from draftree.utils.files import append, write_text
 from draftree.utils.hardware import machine, time_interleaved, time_work
 
@@ -277,7 +277,7 @@ class Texts:
         self._device, self._sizes = device, (SMALL if small else SHAPES)[name]
         self._tokens, self._warm, self._read = (12, 12, 6) if small else (TOKENS, WARM, READ)
         self._made, self._draft = scripted(self._sizes, 4 * (self._tokens + self._read), device)
-        recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
+        recording = Graphs() if device.type == "cuda" else Graphs(PassRecorder())
         ways = {
             "graphs": (recording, recording.of(self._draft)),
             "eager": (EagerCapture(), EagerCapture()),

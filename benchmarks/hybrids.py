@@ -200,7 +200,9 @@ def pair(
         )
     ]
     rows = SequenceBatch(cache_of(target, asked))
-    runs = {"plain": (rows, loop.plain(target, default_acceptor(temperature == 0), rows, asked))}
+    runs = {
+        "plain": (rows, loop.decode_plain(target, default_acceptor(temperature == 0), rows, asked))
+    }
     runs |= {name: engine.begin(asked, reuse=False) for name, engine in engines.items()}
     going, seconds = list(runs), {name: np.zeros(2) for name in runs}
     while going:

@@ -20,7 +20,7 @@ from rich.console import Console
 from draftree.cli.terminal import table
 from draftree.errors import UserError
 from draftree.evaluation.bootstrap import comparable_pairs
-from draftree.evaluation.result_rows import read
+from draftree.evaluation.result_rows import read_result
 
 
 def lines(result: dict[str, Any], of: str, name: str, by: str) -> list[dict[str, str]]:
@@ -53,7 +53,7 @@ def main() -> int:
     args = parser.parse_args()
     of, name = ("policy", args.policy) if args.policy else ("drafter", args.drafter)
     try:
-        found = lines(read(args.result), of, name, args.by)
+        found = lines(read_result(args.result), of, name, args.by)
     except UserError as error:
         print(f"paired: {error}", file=sys.stderr)
         return 2

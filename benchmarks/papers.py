@@ -28,12 +28,20 @@ from draftree.evaluation import paper_claims as judging
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import MIN_PROMPTS, ResultRow, holm, paired
 from draftree.evaluation.paper_claims import Claim
-from draftree.evaluation.paper_recipes import ADED, C2T, CLAIMS, EAGLE2, EDD, GLIDE, select_claims
-from draftree.evaluation.result_rows import read
+from draftree.evaluation.paper_recipes import (
+    ADED,
+    C2T,
+    CLAIMS,
+    EAGLE2,
+    EDD_PCT,
+    GLIDE_CAPE,
+    select_claims,
+)
+from draftree.evaluation.result_rows import read_result
 
 RESULTS = Path(__file__).with_name("results")
 OUT = RESULTS / "papers.json"
-SHORT = {"edd": EDD, "eagle2": EAGLE2, "glide": GLIDE, "c2t": C2T, "aded": ADED}
+SHORT = {"edd": EDD_PCT, "eagle2": EAGLE2, "glide": GLIDE_CAPE, "c2t": C2T, "aded": ADED}
 TOY = "demo target, math questions"
 
 
@@ -80,17 +88,17 @@ EXAMPLE = "draftree generate 'What is machine learning?' --drafter {} --policy {
 BOTH = "draftree bench --suite demo --pair 'aded:datastore=FOLDER mcts' --temperature 0 --temperature 1"
 TOP_P = "draftree bench --suite demo --pair 'aded:datastore=FOLDER mcts match:coupled=false' --temperature 1 --top-p 0.9"
 ITEMS = (
-    Item(EDD, "Fig. 1, 2, 3a, 4", "decoding, EDD, its mask, PCT", reason=DIAGRAM),
-    Item(EDD, "Fig. 3b", "acceptance by confidence, ECE", ANALYSE + "edd", pictures=True),
-    Item(EDD, "1", "draft models, chains of 5"),
-    Item(EDD, "2", "policies over EDD"),
-    Item(EDD, "3", "ablations"),
-    Item(EDD, "4", "draft models at temperature 1"),
-    Item(EDD, "5", "policies at temperature 1"),
-    Item(EDD, "6", "examples", EXAMPLE.format("edd", "pct")),
-    Item(EDD, "Fig. 5", "the layer that is read"),
-    Item(EDD, "Fig. 6", "PCT's width: τ and nodes"),
-    Item(EDD, "Fig. 7", "τ and nodes by category", CATEGORY.format("edd pct:ratio=0.037")),
+    Item(EDD_PCT, "Fig. 1, 2, 3a, 4", "decoding, EDD, its mask, PCT", reason=DIAGRAM),
+    Item(EDD_PCT, "Fig. 3b", "acceptance by confidence, ECE", ANALYSE + "edd", pictures=True),
+    Item(EDD_PCT, "1", "draft models, chains of 5"),
+    Item(EDD_PCT, "2", "policies over EDD"),
+    Item(EDD_PCT, "3", "ablations"),
+    Item(EDD_PCT, "4", "draft models at temperature 1"),
+    Item(EDD_PCT, "5", "policies at temperature 1"),
+    Item(EDD_PCT, "6", "examples", EXAMPLE.format("edd", "pct")),
+    Item(EDD_PCT, "Fig. 5", "the layer that is read"),
+    Item(EDD_PCT, "Fig. 6", "PCT's width: τ and nodes"),
+    Item(EDD_PCT, "Fig. 7", "τ and nodes by category", CATEGORY.format("edd pct:ratio=0.037")),
     Item(
         EAGLE2,
         "Fig. 1, 2",
@@ -108,20 +116,20 @@ ITEMS = (
     Item(EAGLE2, "3", "value, reranking"),
     Item(EAGLE2, "Fig. 5", "acceptance by place", pictures=True),
     Item(EAGLE2, "Fig. 6", "acceptance by confidence", pictures=True),
-    Item(GLIDE, "Fig. 1a, 2, 3", "GLIDE and CAPE", reason=DIAGRAM),
-    Item(GLIDE, "Fig. 1b", "acceptance by confidence", pictures=True),
-    Item(GLIDE, "1", "GLIDE beside draft models without the target's keys"),
-    Item(GLIDE, "2", "distillation"),
-    Item(GLIDE, "3", "milliseconds of speculation", SPEEDS),
-    Item(GLIDE, "4", "batches", BATCHES),
-    Item(GLIDE, "5, 6, 7", "examples", EXAMPLE.format("glide", "cape")),
-    Item(GLIDE, "Fig. 4", "beside the Vanilla Drafter"),
-    Item(GLIDE, "Fig. 5", "speed on MT-bench"),
-    Item(GLIDE, "Fig. 6", "CAPE, beam search, Medusa"),
-    Item(GLIDE, "5.4", "sizes by confidence, or four"),
-    Item(GLIDE, "Fig. 7", "the layer whose keys are read"),
-    Item(GLIDE, "Fig. 8", "layers of the draft model"),
-    Item(GLIDE, "Fig. 9", "its width"),
+    Item(GLIDE_CAPE, "Fig. 1a, 2, 3", "GLIDE and CAPE", reason=DIAGRAM),
+    Item(GLIDE_CAPE, "Fig. 1b", "acceptance by confidence", pictures=True),
+    Item(GLIDE_CAPE, "1", "GLIDE beside draft models without the target's keys"),
+    Item(GLIDE_CAPE, "2", "distillation"),
+    Item(GLIDE_CAPE, "3", "milliseconds of speculation", SPEEDS),
+    Item(GLIDE_CAPE, "4", "batches", BATCHES),
+    Item(GLIDE_CAPE, "5, 6, 7", "examples", EXAMPLE.format("glide", "cape")),
+    Item(GLIDE_CAPE, "Fig. 4", "beside the Vanilla Drafter"),
+    Item(GLIDE_CAPE, "Fig. 5", "speed on MT-bench"),
+    Item(GLIDE_CAPE, "Fig. 6", "CAPE, beam search, Medusa"),
+    Item(GLIDE_CAPE, "5.4", "sizes by confidence, or four"),
+    Item(GLIDE_CAPE, "Fig. 7", "the layer whose keys are read"),
+    Item(GLIDE_CAPE, "Fig. 8", "layers of the draft model"),
+    Item(GLIDE_CAPE, "Fig. 9", "its width"),
     Item(C2T, "Fig. 1, 3", "EAGLE-2, C2T", reason=DIAGRAM),
     Item(C2T, "1", "features of the classifier", ABLATIONS),
     Item(C2T, "2", "targets"),
@@ -167,22 +175,22 @@ FIVE = "chain:length=5"
 R10 = "pct:max_depth=10,ratio=0.1"
 A = "aded-math"
 SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
-    (EDD, "1", "EDD over a drafter without the target's states"): (
+    (EDD_PCT, "1", "EDD over a drafter without the target's states"): (
         "draft_models",
         f"edd {FIVE}",
         f"vdm {FIVE}",
     ),
-    (EDD, "3", "encoded states shorten decoding"): (
+    (EDD_PCT, "3", "encoded states shorten decoding"): (
         "edd_ablations",
         f"{D}edd-e1 {R10}",
         f"{D}vdm-e1 {R10}",
     ),
-    (EDD, "3", "KL divergence over cross-entropy"): (
+    (EDD_PCT, "3", "KL divergence over cross-entropy"): (
         "edd_ablations",
         f"{D}edd-e1 {R10}",
         f"{D}edd-ce-e1 {R10}",
     ),
-    (EDD, "3", "random block lengths"): (
+    (EDD_PCT, "3", "random block lengths"): (
         "edd_ablations",
         f"{D}edd-phase0-e1 {R10}",
         f"{D}edd-fixed-phase0-e1 {R10}",
@@ -192,7 +200,7 @@ SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
         "eagle c2t:beta=0.3",
         "eagle eagle2:nodes=100,depth=10,width=15",
     ),
-    (GLIDE, "Fig. 4", "over the Vanilla Drafter"): (
+    (GLIDE_CAPE, "Fig. 4", "over the Vanilla Drafter"): (
         "draft_models",
         f"glide {FIVE}",
         f"{D}glide-nocross {FIVE}",
@@ -232,12 +240,12 @@ two pairings."""
 SWEEPS = "papers_sweeps"
 """The saved result of recipes/sweeps.py, whose drafters are named by its folder and their seed."""
 TWO_SEEDS: Mapping[tuple[str, str, str], tuple[str, str]] = {
-    (EDD, "Fig. 5", "a layer near the top over the last one"): ("edd", "edd-last"),
-    (EDD, "Fig. 5", "and over a low one"): ("edd", "edd-low"),
-    (GLIDE, "2", "distillation"): ("glide-distilled", "glide"),
-    (GLIDE, "Fig. 7", "upper layers' keys over lower ones'"): ("glide", "glide-low"),
-    (GLIDE, "Fig. 8", "one layer faster than two"): ("glide", "glide-deep"),
-    (GLIDE, "Fig. 9", "a wide state over 768"): ("glide-scratch", "glide-narrow"),
+    (EDD_PCT, "Fig. 5", "a layer near the top over the last one"): ("edd", "edd-last"),
+    (EDD_PCT, "Fig. 5", "and over a low one"): ("edd", "edd-low"),
+    (GLIDE_CAPE, "2", "distillation"): ("glide-distilled", "glide"),
+    (GLIDE_CAPE, "Fig. 7", "upper layers' keys over lower ones'"): ("glide", "glide-low"),
+    (GLIDE_CAPE, "Fig. 8", "one layer faster than two"): ("glide", "glide-deep"),
+    (GLIDE_CAPE, "Fig. 9", "a wide state over 768"): ("glide-scratch", "glide-narrow"),
 }
 """Claims about drafters of recipes/sweeps.py: the names of both. Every seed is judged by itself, and a
 claim holds or fails if it does so with every seed."""
@@ -307,7 +315,7 @@ EQUAL: Mapping[tuple[str, str, str], AtEqualTau] = {
     (C2T, "Fig. 6", "12 to 48 hidden units learn alike"): AtEqualTau(
         "c2t_ablations", ({"setting": "hidden=12"}, {"setting": "hidden=24"}), keeps=True
     ),
-    (EDD, "Fig. 6", "fewer nodes than EAGLE-2's tree at its τ"): AtEqualTau(
+    (EDD_PCT, "Fig. 6", "fewer nodes than EAGLE-2's tree at its τ"): AtEqualTau(
         "equal_tau",
         ({"result": "curves_edd", "policy": "pct:ratio=0.03,leaf_threshold=0.01", "beside": SIX},),
     ),
@@ -335,12 +343,12 @@ EQUAL_SMOLLM2: Mapping[tuple[str, str, str], AtEqualTau] = {
 at equal τ is below 1, or above it."""
 CONFOUNDED: Mapping[tuple[str, str, str], str] = {
     (
-        EDD,
+        EDD_PCT,
         "1",
         "EDD over a drafter without the target's states",
     ): "SmolLM2: not judged, `edd` had six passes over 3,348 answers and `vdm` four over 1,848",
     (
-        GLIDE,
+        GLIDE_CAPE,
         "1",
         "the target's keys over none",
     ): "SmolLM2: of `preset=fast` with KL and a shared head beside `vdm`, which is no GLIDE without keys",
@@ -349,8 +357,8 @@ CONFOUNDED: Mapping[tuple[str, str, str], str] = {
 recipes/fair.py trains them so."""
 TRAINS = "needs drafters trained for it, five minutes of a core each: recipes/sweeps.py"
 WITHOUT = {
-    (EDD, "Fig. 5"): TRAINS + "; toy.md has an earlier run without figures of each prompt",
-    **{(GLIDE, place): TRAINS for place in ("2", "Fig. 7", "Fig. 8", "Fig. 9")},
+    (EDD_PCT, "Fig. 5"): TRAINS + "; toy.md has an earlier run without figures of each prompt",
+    **{(GLIDE_CAPE, place): TRAINS for place in ("2", "Fig. 7", "Fig. 8", "Fig. 9")},
 }
 """Why claims of a table that can be run have no verdict where no result has them."""
 NAMES = {
@@ -403,8 +411,8 @@ def at_paper_costs(claim: Claim) -> dict[str, Any]:
     """
     if not (RESULTS / f"{AT_PAPER_COSTS}.json").is_file():
         return {}
-    rows = judging._rows(claim, [read(RESULTS / f"{AT_PAPER_COSTS}.json")], {})
-    if rows is None or claim.paper != EDD or claim.by != "counted_seconds":
+    rows = judging.claim_rows(claim, [read_result(RESULTS / f"{AT_PAPER_COSTS}.json")], {})
+    if rows is None or claim.paper != EDD_PCT or claim.by != "counted_seconds":
         return {}
     ratio = paired(rows[0], rows[1], "counted_seconds")
     return {"paper costs": [round(x, 3) for x in (ratio.value, ratio.low, ratio.high)]}
@@ -447,13 +455,13 @@ def saved_pairs(claim: Claim, target: str) -> list[Pair]:
         return [] if one is None else [one]
     found = list[Pair]()
     if (RESULTS / f"{SWEEPS}.json").is_file():
-        result = read(RESULTS / f"{SWEEPS}.json")
+        result = read_result(RESULTS / f"{SWEEPS}.json")
         specs = sorted({r["drafter"] for r in result["rows"] if r["policy"]})
         for seed in range(SEEDS):
             mine, other = (f"sweeps/{name}-s{seed}" for name in names)
             if {mine, other} <= set(specs):
                 of = replace(claim, mine=f"{mine} {FIVE}", other=f"{other} {FIVE}")
-                rows = judging._rows(of, [result], {})
+                rows = judging.claim_rows(of, [result], {})
                 assert rows is not None
                 found.append(Pair(of, rows[0], rows[1], SWEEPS))
     return found
@@ -477,7 +485,7 @@ def saved_pair(claim: Claim, target: str) -> Pair | None:
         files = [name for name in FILES[target] if (RESULTS / f"{name}.json").is_file()]
     for name in files if claim.mine else ():
         for names in ({}, NAMES):
-            if rows := judging._rows(claim, [read(RESULTS / f"{name}.json")], names):
+            if rows := judging.claim_rows(claim, [read_result(RESULTS / f"{name}.json")], names):
                 return Pair(claim, rows[0], rows[1], name)
     return None
 
@@ -491,7 +499,7 @@ def entry(
     figures = {
         "ratio": [round(x, 3) for x in (ratio.value, ratio.low, ratio.high)],
         "p": ratio.p,
-        "of": judging.WORDS[one.claim.by],
+        "of": judging.QUANTITY_NAMES[one.claim.by],
     }
     kept = (
         {}
@@ -526,7 +534,10 @@ def equal(claim: Claim, target: str = "demo") -> dict[str, Any] | None:
         return None
     if not (RESULTS / f"{of.result}.json").is_file():
         return None
-    rows, found = read(RESULTS / f"{of.result}.json")["rows"], list[tuple[float, float, float]]()
+    rows, found = (
+        read_result(RESULTS / f"{of.result}.json")["rows"],
+        list[tuple[float, float, float]](),
+    )
     for wanted in of.rows:
         row = [r for r in rows if wanted.items() <= r.items()][-1]
         value, low, high = row.get("share") or share(row["nodes at equal τ [95 %]"])
@@ -560,7 +571,7 @@ def special(target: str) -> list[dict[str, Any]]:
     if target == "smollm2":
         rows = [
             r
-            for r in read(RESULTS / "evidence.json")["rows"]
+            for r in read_result(RESULTS / "evidence.json")["rows"]
             if (r["drafter"], r["policy"]) == ("aded", "mcts")
         ]
         at = {r["temperature"]: r for r in rows}
@@ -570,7 +581,7 @@ def special(target: str) -> list[dict[str, Any]]:
             (at[1.0]["acceptance_length"], at[0.0]["acceptance_length"]),
             ratio,
         )
-        one = replace(one, verdict=judging.verdict(one.claim, ratio))
+        one = replace(one, verdict=judging.judge_ratio(one.claim, ratio))
         found.append(entry(claim, target, one, "evidence", len(at[1.0]["per_prompt"]["tokens"])))
     found += calibrated(target)
     if target == "demo":
@@ -600,7 +611,7 @@ def calibrated(target: str) -> list[dict[str, Any]]:
     name = f"calibration_{target}"
     if not (RESULTS / f"{name}.json").is_file():
         return []
-    saved = read(RESULTS / f"{name}.json")
+    saved = read_result(RESULTS / f"{name}.json")
     error, (low, high) = saved["calibration"]["ECE"], saved["calibration"]["interval"]
     after = next(r for r in saved["rows"] if r["q"] == "isotonic")["ECE, other half"]
     verdict = (
@@ -614,7 +625,7 @@ def calibrated(target: str) -> list[dict[str, Any]]:
         "source": name,
         "prompts": saved["provenance"]["prompts"],
     }
-    return [key(claim_of(EDD, "Fig. 3b", "confidence is acceptance")) | said]
+    return [key(claim_of(EDD_PCT, "Fig. 3b", "confidence is acceptance")) | said]
 
 
 def spoken() -> list[dict[str, Any]]:
@@ -624,7 +635,7 @@ def spoken() -> list[dict[str, Any]]:
     """
     if not (RESULTS / "papers_demo.json").is_file():
         return []
-    result = read(RESULTS / "papers_demo.json")
+    result = read_result(RESULTS / "papers_demo.json")
     costs = CostTable(
         tuple(costs_read(e) for e in result["provenance"]["costs"]["glide"]["entries"])
     )
@@ -632,11 +643,11 @@ def spoken() -> list[dict[str, Any]]:
     cape, beam = (
         paired(rows["cape"], rows[other], "steps") for other in ("chain:length=5", "beam")
     )
-    claim = claim_of(GLIDE, "3", "speculation's milliseconds")
+    claim = claim_of(GLIDE_CAPE, "3", "speculation's milliseconds")
     one = judging._with(
         replace(judging.JudgedClaim(claim, (1.0, 1.0)), claim=replace(claim, keeps=True)), [cape]
     )
-    both = (one.verdict, judging.verdict(claim, beam))
+    both = (one.verdict, judging.judge_ratio(claim, beam))
     verdict = next(word for word in ("fails", "ties", "holds") if word in both)
     shares = [
         f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of {of}"
@@ -649,7 +660,7 @@ def spoken() -> list[dict[str, Any]]:
 
 def draft_row(row: ResultRow, costs: CostTable) -> ResultRow:
     """Return a row of the seconds of drafting (`steps`) per step of the loop (`tokens`)."""
-    seconds = [counted(costs, work)[1] for _, work in step_codec.decode(row["work"], "row")]
+    seconds = [counted(costs, work)[1] for _, work in step_codec.decode_steps(row["work"], "row")]
     return {"per_prompt": {"tokens": row["per_prompt"]["steps"], "steps": seconds}}
 
 
@@ -664,7 +675,9 @@ def stored() -> list[dict[str, Any]]:
 
     Both are built from the same 100 MB of text.
     """
-    sizes = {r["kind"]: r["bytes"] for r in read(RESULTS / "retrieval_build_100.json")["rows"]}
+    sizes = {
+        r["kind"]: r["bytes"] for r in read_result(RESULTS / "retrieval_build_100.json")["rows"]
+    }
     share = sizes["aded"] / sizes["rest"]
     told = f"{sizes['aded'] / 1e6:.0f} MB, REST {sizes['rest'] / 1e6:.0f} MB, of 100 MB of text"
     said = {
@@ -683,7 +696,7 @@ def other_texts() -> list[dict[str, Any]]:
     """
     if not (RESULTS / "papers_c2t_texts.json").is_file():
         return []
-    saved = read(RESULTS / "papers_c2t_texts.json")
+    saved = read_result(RESULTS / "papers_c2t_texts.json")
     rows, recall = {r["net"]: r for r in saved["rows"]}, saved["recall"]
     _, low, high = rows["other"]["share"]
     ratio = [round(x, 3) for x in rows["other"]["share"]]
@@ -708,10 +721,10 @@ def truncated() -> list[dict[str, Any]]:
 
     The texts differ, so figures of the same prompt are compared.
     """
-    rows = {r["top_p"]: r for r in read(RESULTS / "papers_top_p.json")["rows"]}
+    rows = {r["top_p"]: r for r in read_result(RESULTS / "papers_top_p.json")["rows"]}
     greedy = next(
         r
-        for r in read(RESULTS / "papers_demo.json")["rows"]
+        for r in read_result(RESULTS / "papers_demo.json")["rows"]
         if (r["drafter"], r["policy"]) == (NAMES["aded"], "mcts")
     )
     found = []
@@ -723,7 +736,7 @@ def truncated() -> list[dict[str, Any]]:
         ratio = paired(mine, other, "steps")
         taus = (mine["acceptance_length"], other["acceptance_length"])
         one = judging.JudgedClaim(replace(claim, keeps=True), taus, ratio)
-        one = replace(one, verdict=judging.verdict(one.claim, ratio))
+        one = replace(one, verdict=judging.judge_ratio(one.claim, ratio))
         found.append(entry(claim, "demo", one, source, len(mine["per_prompt"]["tokens"])))
     return found
 
@@ -733,7 +746,7 @@ def by_category() -> list[dict[str, Any]]:
 
     Both p are by permutation: of the prompts among the categories, and of the categories.
     """
-    result = read(RESULTS / "papers_categories.json")
+    result = read_result(RESULTS / "papers_categories.json")
     of = np.array(result["categories"])
     rows = {r["drafter"].partition(":")[0]: r for r in result["rows"] if r["policy"]}
     rng, said = (
@@ -755,7 +768,7 @@ def by_category() -> list[dict[str, Any]]:
     correlated = f"rank correlation of τ and nodes over eight categories {r:.2f} (p = {chance:.3f})"
     return [
         steady | {"verdict": verdict, "of": told, "p": p},
-        key(claim_of(EDD, "Fig. 7", "more nodes where more is accepted"))
+        key(claim_of(EDD_PCT, "Fig. 7", "more nodes where more is accepted"))
         | said
         | {"verdict": follows, "of": correlated, "p": chance},
     ]

@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM
 from draftree import Request, Target
 from draftree.batch import Generation
 from draftree.data.prompts import encode
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.bootstrap import COMPARISON_SAMPLES, Ratio, holm, ratio, samples
@@ -106,7 +106,7 @@ def own(target: Target, pairs: list[str], name: str) -> dict[str, Way]:
 
 def steps(target: Target, request: Request) -> tuple[list[int], int]:
     """Return the tokens of plain decoding, and its passes."""
-    return told(plain(target, [request]))
+    return told(generate_plain(target, [request]))
 
 
 def compiled(name: str, dtype: torch.dtype) -> dict[str, Way]:

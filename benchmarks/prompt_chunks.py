@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from draftree.engine import Engine, load
-from draftree.evaluation.arrivals import arrival_times, figures_of_run, serve
+from draftree.evaluation.arrivals import arrival_times, figures_of_run, serve_arrivals
 from draftree.evaluation.provenance import command, provenance
 from draftree.request import Request
 from draftree.scheduling.handle import Handle
@@ -90,7 +90,7 @@ def arrivals(engine: Engine, count: int, rate: float, tokens: int, seed: int) ->
         Request(text(draws, int(draws.integers(20, 400)), vocab), tokens, number=i)
         for i in range(count)
     ]
-    found = figures_of_run(*serve(engine, requests, arrival_times(count, rate, seed)))
+    found = figures_of_run(*serve_arrivals(engine, requests, arrival_times(count, rate, seed)))
     engine.forget()
     return found
 

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 
 from draftree.costs.curves import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
-from draftree.drafters.retrieval.ngram_build import GramSettings, build
+from draftree.drafters.retrieval.ngram_build import GramSettings, build_ngram_table
 from draftree.drafters.retrieval.ngram_table import Grams
 from draftree.engine import load
 from draftree.policies.mcts import MCTS, Local, search
@@ -165,7 +165,9 @@ def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, An
     folder.mkdir()
     texts = list(documents(tokenizer, megabytes, 10))
     start = time.perf_counter()
-    figures = build(texts, GramSettings(3, tokenizer.get_vocab_size()), folder, lambda _: None)
+    figures = build_ngram_table(
+        texts, GramSettings(3, tokenizer.get_vocab_size()), folder, lambda _: None
+    )
     built = time.perf_counter() - start
     start = time.perf_counter()
     Grams.opened(folder)

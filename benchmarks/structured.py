@@ -18,11 +18,11 @@ from draftree.cli import terminal
 from draftree.cli.arguments import quiet
 from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.evaluation import result_rows, suites
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.replay_target import ReplayTarget
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.metrics import Stats, total
 from draftree.registry import build
 from draftree.request import Request
@@ -100,8 +100,8 @@ def main() -> None:
         with terminal.progress(f"temperature {temperature:g}", len(prompts)) as tell:
             for i, p in enumerate(prompts):
                 asked = request(target, p.content, p.number, temperature, False, False)
-                text = Text(
-                    np.array([*asked.prompt, *plain(target, [asked]).tokens[0]], np.int64),
+                text = TokenText(
+                    np.array([*asked.prompt, *generate_plain(target, [asked]).tokens[0]], np.int64),
                     len(asked.prompt),
                 )
                 known = ReplayTarget.along(target, text, layers)

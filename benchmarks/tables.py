@@ -20,7 +20,7 @@ import numpy as np
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import roofline
 from draftree.evaluation.paper_recipes import CLAIMS
-from draftree.evaluation.result_rows import NGRAM, read
+from draftree.evaluation.result_rows import NGRAM, read_result
 from draftree.evaluation.text_tables import result_table
 from papers import CONFOUNDED, ITEMS, STANDS_IN, WITHOUT
 
@@ -77,7 +77,7 @@ def rendered(page: Mapping[str, Any], results: Path) -> str:
 
 def block(table: Mapping[str, Any], results: Path) -> str:
     """Return a saved result as a table with a caption, as an entry of pages.toml describes it."""
-    result = read(results / f"{table['result']}.json")
+    result = read_result(results / f"{table['result']}.json")
     left_out = tuple(table.get("without", ()))
     kept = [
         r
@@ -244,7 +244,7 @@ def speed(results: Path) -> str:
     """Return the table of the README."""
     rows = []
     for prompts, machine, name, *ways in SPEEDS:
-        known = rates(read(results / f"{name}.json"))
+        known = rates(read_result(results / f"{name}.json"))
         theirs, plainly, drafted = (known.get(way) for way in ways)
         assert plainly is not None
         assert drafted is not None
@@ -290,7 +290,7 @@ BARS = {
 
 def picture(results: Path) -> str:
     """Return the README's bar chart as SVG."""
-    known = rates(read(results / "smollm2_peers_tasks.json"))
+    known = rates(read_result(results / "smollm2_peers_tasks.json"))
     longest = max(known[way] for way in BARS)
     step = 30
     left = 236
@@ -372,7 +372,7 @@ def unlabelled(text: str, results: Path) -> list[str]:
     sections = re.split(r"\n(?=#+ )", text)
     named = [(s, name) for s in sections if not SIMULATED.search(s) for name in SAVED.findall(s)]
     found = [name for _, name in named if _simulated(results, name)]
-    names = [*roofline.names(), *(n.partition("-")[0] for n in roofline.names())]
+    names = [*roofline.machine_names(), *(n.partition("-")[0] for n in roofline.machine_names())]
     blocks = [
         b
         for b in re.split(r"\n\s*\n", text)

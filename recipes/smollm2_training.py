@@ -448,7 +448,7 @@ def train(
     drafter.resolve_auto([s.tokens for s in learnt[:64]])
     if target.decoder.device.type == "cuda":
         read_fast(target)
-    plan = trainer.Plan(
+    plan = trainer.TrainingPlan(
         **{**NUMBERS, "lr": rate, "epochs": epochs, "max_seconds": seconds, **numbers}
     )
     losses, begun = list[float](), time.monotonic()

@@ -45,7 +45,7 @@ from transformers import AutoConfig
 from draftree.cli.terminal import progress
 from draftree.drafters.eagle3 import LAYER_IDS
 from draftree.errors import UnknownName, UserError
-from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint, fingerprint
+from draftree.formats.checkpoint import CONFIG, DRAFTREE_ENTRY, WEIGHTS, Checkpoint, fingerprint
 from draftree.weights import demo_folder
 
 FLOOR, DEPTH = 2.0**-20, -(2.0**60)
@@ -452,7 +452,7 @@ def write_drafter(folder: Path, source: Path, widening: Widening, target: Path) 
     new = {
         key: value for part in widening.parts(tensors, whole=False) for key, value in part.items()
     }
-    said = stored.config[ABOUT] | {
+    said = stored.config[DRAFTREE_ENTRY] | {
         "target": str(target),
         "target_hash": fingerprint(AutoConfig.from_pretrained(target)),
     }
@@ -470,7 +470,7 @@ def write_drafter(folder: Path, source: Path, widening: Widening, target: Path) 
     with unfinished(folder) as home:
         save_file(new, home / WEIGHTS, metadata={"format": "pt"})
         copy_beside(source, home)
-        config = widening.config(stored.config, layers) | ids | {ABOUT: said}
+        config = widening.config(stored.config, layers) | ids | {DRAFTREE_ENTRY: said}
         (home / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     return sum(t.numel() for t in new.values())
 

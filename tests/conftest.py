@@ -49,8 +49,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_a_moment() -> Iterator[None]:
     """What a program times before it goes on, costs of passes and of kernels, is timed in a few rounds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.measure_costs.LONGEST", 0.01)
-        patch.setattr("draftree.measure_costs.CONTEXTS", (32,))
+        patch.setattr("draftree.measure_costs.MAX_SECONDS", 0.01)
+        patch.setattr("draftree.measure_costs.MEASURED_CONTEXTS", (32,))
         patch.setattr("draftree.utils.hardware.MAX_TIMING_SECONDS", 0.01)
         patch.setattr("draftree.utils.hardware.ROUNDS_RANGE", (1, 2))
         yield

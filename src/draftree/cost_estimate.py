@@ -42,7 +42,7 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
     costs are an estimate (`costs.cost_model`).
     """
     decoder = target.decoder
-    about = identity(target)
+    about = cost_key(target)
     of_draft = about | {"drafter": drafter.described}
     draft = draft_size(drafter, decoder)
     sizes = {"draft": draft, "commit": LOOKUP_SIZE, "find": LOOKUP_SIZE}
@@ -52,7 +52,7 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
     )
 
 
-def identity(target: Target) -> dict[str, str]:
+def cost_key(target: Target) -> dict[str, str]:
     """Return a dict from names to the values on which a target's costs depend.
 
     The values describe hardware, model, dtype, kernels, threads and versions.

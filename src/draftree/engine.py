@@ -25,7 +25,7 @@ from draftree.aliases.conversions import rewrite_load_arguments
 from draftree.aliases.flag_hints import THREAD_WORDS
 from draftree.batch import Generation, SequenceBatch
 from draftree.cost_estimate import learnt_costs
-from draftree.costs.curves import UNIT, Costs, CostSource, CostTable
+from draftree.costs.curves import UNIT_COSTS, Costs, CostSource, CostTable
 from draftree.costs.machine_probe import start_probe
 from draftree.costs.online import OnlineCosts
 from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, render_chats
@@ -42,7 +42,7 @@ from draftree.models.kv_cache import SlotCache
 from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
-from draftree.request import Emitted, Request, all_greedy, check, override_sampling
+from draftree.request import Emitted, Request, all_greedy, check_requests, override_sampling
 from draftree.sampling.keyed_noise import RandomSource
 from draftree.sampling.params import GREEDY, Sampling
 from draftree.scheduling.handle import Handle, Update
@@ -92,8 +92,8 @@ DEFAULT_POLICY = "pct"
 """Spec of the default policy for a named drafter that defines no policy itself."""
 
 
-PARTS = ("drafter", "policy", "acceptor")
-LOADED_ARGUMENTS = (*(f.name for f in fields(Loading)), "target", *PARTS)
+PART_KINDS = ("drafter", "policy", "acceptor")
+LOADED_ARGUMENTS = (*(f.name for f in fields(Loading)), "target", *PART_KINDS)
 """Names of the arguments of `load` for which the names of other tools are accepted too."""
 
 
@@ -255,7 +255,7 @@ class Engine(Hinting, metaclass=_Loads):
         """
         check_listener(on_tokens)
         rows, steps = self.begin(requests, sampling, reuse)
-        run(steps, rows, on_tokens, self._lock)
+        run_loop(steps, rows, on_tokens, self._lock)
         return Generation(rows.written, rows.stats)
 
     @overload
@@ -484,7 +484,7 @@ class Engine(Hinting, metaclass=_Loads):
         """
         if not isinstance(reuse, bool):
             raise UserError(f"reuse is {format_value(reuse)}, allowed is true or false")
-        check(requests, self.target)
+        check_requests(requests, self.target)
         requests = override_sampling(requests, sampling)
         acceptor = self.acceptor or default_acceptor(all_greedy(requests))
         check_exact(self.policy, acceptor, requests)
@@ -577,7 +577,7 @@ class Engine(Hinting, metaclass=_Loads):
                 )
             request = asked.request(self.target, ids_of(self.tokenizer, prompt), number)
             stops = asked.stops(self.tokenizer)
-        check([request], self.target)
+        check_requests([request], self.target)
         check_exact(self.policy, self.acceptor or Match(), [request])
         return self.scheduler.submit(request, Reading(self.target.tokenizer_or_none, stops))
 
@@ -645,7 +645,7 @@ class Engine(Hinting, metaclass=_Loads):
         on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
         """Generate one token per forward pass without drafts, as a baseline."""
-        return plain(self.target, requests, on_tokens, sampling, self._lock)
+        return generate_plain(self.target, requests, on_tokens, sampling, self._lock)
 
     def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
         """Return whether each text equals that of plain decoding token by token.
@@ -725,10 +725,10 @@ class Engine(Hinting, metaclass=_Loads):
     def step_costs(self) -> CostSource:
         """Return the costs of a step: the given costs, or those learnt on this machine.
 
-        A policy that reads no costs gets `UNIT` unless costs are given.
+        A policy that reads no costs gets `UNIT_COSTS` unless costs are given.
         """
         if self.costs is not None or not self.policy.reads_costs:
-            return self.costs or UNIT
+            return self.costs or UNIT_COSTS
         if self._learnt is None:
             self._learnt = learnt_costs(self.target, self.drafter)
         return self._learnt
@@ -765,7 +765,7 @@ class Engine(Hinting, metaclass=_Loads):
             return cache_of(self.target, requests), self.carried
 
 
-def plain(
+def generate_plain(
     target: Target,
     requests: Sequence[Request],
     on_tokens: Callable[[list[Emitted]], None] | None = None,
@@ -787,14 +787,14 @@ def plain(
         UserError: a request cannot be served.
     """
     check_listener(on_tokens)
-    check(requests, target)
+    check_requests(requests, target)
     set_evaluation_mode(target)
     requests, rows = (
         override_sampling(requests, sampling),
         SequenceBatch(cache_of(target, requests) if cache is None else cache),
     )
-    run(
-        loop.plain(target, default_acceptor(all_greedy(requests)), rows, requests),
+    run_loop(
+        loop.decode_plain(target, default_acceptor(all_greedy(requests)), rows, requests),
         rows,
         on_tokens,
         lock,
@@ -846,7 +846,7 @@ def plain_stream(
         while len(table.free) >= group and (
             taken := [r for r in islice(iter(waiting, None), group) if r]
         ):
-            check(taken, target)
+            check_requests(taken, target)
             yield from ended(loop.prefill(target, acceptor, HiddenStateSpec(), table, taken)[1])
         if not table.live.size:
             return
@@ -902,7 +902,7 @@ def common_prefix_length(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> in
     return int(differ[0]) if differ.size else n
 
 
-def run(
+def run_loop(
     steps: Iterator[list[Emitted]],
     rows: SequenceBatch,
     on_tokens: Callable[[list[Emitted]], None] | None = None,
@@ -986,7 +986,7 @@ def load(
     dtype, device = how.pop("dtype", dtype), device_named(how.pop("device", device))
     published = isinstance(drafter, str) and drafter == PUBLISHED
     method, grown, rule = parts_of(
-        find_published(named(target)) if published else drafter, policy, acceptor
+        find_published(target_name(target)) if published else drafter, policy, acceptor
     )
     if isinstance(target, str | Path):
         start_probe(device, dtype if isinstance(dtype, torch.dtype) else None)
@@ -1030,7 +1030,7 @@ def device_named(device: Any) -> Any:
     return "cpu" if device == -1 and not isinstance(device, torch.device) else device
 
 
-def named(target: Any) -> str:
+def target_name(target: Any) -> str:
     """Return the name of a target that is given as a name, a loaded model or a `Target`."""
     if isinstance(target, Target):
         return target.name
@@ -1040,7 +1040,7 @@ def named(target: Any) -> str:
 def take_argument(what: str, given: Any, named: dict[str, Any], default: Any = None) -> Any:
     """Return an argument that is given under its own name or under that of another tool.
 
-    The other name is removed from `named`.
+    The other name is removed from `target_name`.
 
     Raises:
         UserError: the argument is given twice.
@@ -1276,7 +1276,7 @@ def speculate(
     Loading(exactness=exactness)
     parts = parts_of(
         *given_parts(
-            translate_names(LOADING, rewrite_load_arguments(prepared), PARTS),
+            translate_names(LOADING, rewrite_load_arguments(prepared), PART_KINDS),
             drafter,
             policy,
             acceptor,

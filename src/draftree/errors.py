@@ -18,11 +18,11 @@ from typing_extensions import override
 
 from draftree import aliases
 
-LONGEST, MAX_VALUE_CHARACTERS = 600, 60
-"""Largest number of characters of a message (`LONGEST`), and of a repeated value (`MAX_VALUE_CHARACTERS`)."""
+MAX_MESSAGE_CHARACTERS, MAX_VALUE_CHARACTERS = 600, 60
+"""Largest number of characters of a message (`MAX_MESSAGE_CHARACTERS`), and of a repeated value (`MAX_VALUE_CHARACTERS`)."""
 
 
-def cut(text: str, most: int = LONGEST) -> str:
+def cut(text: str, most: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Return the text as one line of at most `most` characters; a longer line loses its middle."""
     line = " ".join(text.split())
     return (

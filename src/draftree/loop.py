@@ -157,7 +157,7 @@ def step_and_read(
     return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory), verified.read
 
 
-def read(parts: Components, rows: SequenceBatch, chunks: Sequence[Chunk]) -> Read:
+def read_chunks(parts: Components, rows: SequenceBatch, chunks: Sequence[Chunk]) -> Read:
     """Read chunks of the prompts of seated slots in a step that generates no sequence."""
     found = parts.target.read(rows.cache, parts.drafter.needs, chunks)
     for chunk in chunks:
@@ -215,7 +215,7 @@ def select(
     return None if drafter is None else (new, State(drafter, state.policy))
 
 
-def plain(
+def decode_plain(
     target: Target, acceptor: Acceptor, rows: SequenceBatch, requests: Sequence[Request]
 ) -> Iterator[list[Emitted]]:
     """Yield the tokens of plain decoding, one per pass, as the baseline.

@@ -30,7 +30,7 @@ MAX_TOTAL_TOKENS = 1024
 
 Costs are linear in larger numbers.
 """
-CONTEXTS = (128, 1024)
+MEASURED_CONTEXTS = (128, 1024)
 """Numbers of committed tokens per sequence at which costs are measured.
 
 They are bounded by the target's context.
@@ -39,7 +39,7 @@ CANDIDATES = 5
 """Number of candidates that a timed draft step proposes after each node."""
 COMMITTED_TOKENS = 3
 """Number of tokens per sequence in a timed commit: a root and two accepted nodes."""
-LONGEST = 4.0
+MAX_SECONDS = 4.0
 """Time budget in seconds for timing all draft steps and target passes."""
 
 
@@ -91,7 +91,7 @@ def measure(
     device, (passes, steps) = target.decoder.device, widths(rows, target.decoder.device.type)
     settings = _settings(target, drafter, rows, tell)
     behind = " and ".join(str(s.context) for s in settings)
-    told = f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {_rows(rows)} of {behind} tokens"
+    told = f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {_check_row_count(rows)} of {behind} tokens"
     tell(0, told)
     works = [
         w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, (*steps, 1)))
@@ -102,7 +102,7 @@ def measure(
         for s in settings
         for b in (*[None] * len(passes), *[_both(a_pass, s.draft_step(1))] * len(steps), a_pass)
     ]
-    seconds = iter(time_interleaved(works, device, LONGEST, before))
+    seconds = iter(time_interleaved(works, device, MAX_SECONDS, before))
     finds = time_interleaved([s.find() for s in settings], device, 0.1, [a_pass] * len(settings))
     both = [_both(work, undo) for s in settings for work, undo in s.commit()]
     # Commits come last, because they change the caches.
@@ -124,7 +124,7 @@ def _both(work: Callable[[], Any], undo: Callable[[], Any]) -> Callable[[], Any]
     return lambda: (work(), undo())
 
 
-def _rows(rows: int) -> str:
+def _check_row_count(rows: int) -> str:
     return f"{rows} row{'s' * (rows > 1)}"
 
 
@@ -134,8 +134,8 @@ def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "
         max(1, target.decoder.context - 4),
         [],
     )  # target and drafter must have space for further tokens
-    for context in sorted({min(c, longest) for c in CONTEXTS}):
-        tell(0, f"reading {_rows(rows)} of {context} tokens")
+    for context in sorted({min(c, longest) for c in MEASURED_CONTEXTS}):
+        tell(0, f"reading {_check_row_count(rows)} of {context} tokens")
         settings.append(
             _Setting.read(
                 target, drafter, rows, context, max(widths(rows, target.decoder.device.type)[0])

@@ -41,10 +41,10 @@ from draftree.drafters._fused import Fused
 from draftree.drafters.base import Method, Stage, TrainableMethod
 from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod
 from draftree.errors import UnknownName, UserError, format_value
-from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint, tensor_names
+from draftree.formats.checkpoint import CONFIG, DRAFTREE_ENTRY, Checkpoint, tensor_names
 from draftree.policies.base import Policy
 from draftree.request import Request
-from draftree.sampling.logits_processors import named
+from draftree.sampling.logits_processors import processor_name
 from draftree.target.hub import check_path, download_model, is_hub_id
 from draftree.target.target_names import shipped_name
 from draftree.utils.files import Entries, as_user_error
@@ -87,7 +87,7 @@ def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] 
             p for p in request.processors if p not in request.guides and p not in request.stateless
         ):
             if acceptor.looks_ahead:
-                told = f"processor {named(unknown)} may keep count of its calls"
+                told = f"processor {processor_name(unknown)} may keep count of its calls"
                 also = (
                     "another acceptor (match), or a processor that the request names as stateless"
                 )
@@ -309,7 +309,9 @@ def method_of(folder: Path) -> str:
     """
     stored = Checkpoint.at(folder)
     if stored.about:
-        return str(Entries(stored.about, f"'{folder / CONFIG}': {ABOUT}").get("drafter", str))
+        return str(
+            Entries(stored.about, f"'{folder / CONFIG}': {DRAFTREE_ENTRY}").get("drafter", str)
+        )
     methods: dict[str, type[Method]] = parts("drafter")
     trained = {
         name: method for name, method in methods.items() if issubclass(method, TrainableMethod)

@@ -181,7 +181,7 @@ class Emitted:
         return Step(len(self.path), len(mine) - 1, int(self.tree.depth[mine].max()))
 
 
-def check(requests: Sequence[Request], target: Target) -> None:
+def check_requests(requests: Sequence[Request], target: Target) -> None:
     """Raise a `UserError` if one of the requests cannot be served."""
     context, vocab = target.decoder.context, target.decoder.vocab
     if not is_list_of(requests, lambda r: isinstance(r, Request)):

@@ -28,8 +28,8 @@ from draftree.request import Emitted
 from draftree.target.target import Target
 from draftree.text.completion import Reading
 from draftree.text.options import Options
-from draftree.text.stop_strings import StopStrings, decode
-from draftree.training.trainer import Plan, Progress
+from draftree.text.stop_strings import StopStrings, decode_tokens
+from draftree.training.trainer import Progress, TrainingPlan
 from draftree.training.training_job import summarise
 from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
@@ -80,7 +80,7 @@ def test_the_chat_template_is_applied_unless_raw(draftree, folder: str, raw, con
     found = json.loads(out)
     assert set(found) == {"text", "token_ids", "ending", "stats"}
     assert found["token_ids"] == expected
-    assert found["text"] == decode(engine.tokenizer, expected)
+    assert found["text"] == decode_tokens(engine.tokenizer, expected)
 
 
 def test_plain_text_goes_with_a_summary(
@@ -464,7 +464,7 @@ def test_a_training_that_cannot_be_is_refused_before_the_target_is_read(
         "another drafter": (["--regenerate"], "an interrupted run with --drafter another: "),
         "too few": (["--held-out", "0.9"], "6 samples, of which 6 are held out"),
     }
-    said = asdict(Plan(cache_features=True)) | {
+    said = asdict(TrainingPlan(cache_features=True)) | {
         "target": folder,
         "drafter": "another",
         "init_from": None,
@@ -499,7 +499,7 @@ def test_training_options_leave_the_method_its_numbers() -> None:
         {f.name for f in fields(Recipe)} | {"stage"},
     )
     assert {options[name].default for name in theirs} == {None}
-    rest = {k: v for k, v in vars(Plan()).items() if k not in theirs}
+    rest = {k: v for k, v in vars(TrainingPlan()).items() if k not in theirs}
     assert {name: options[name].default for name in rest} == rest
 
 

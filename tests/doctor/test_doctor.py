@@ -35,7 +35,7 @@ from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.training_masks import block_starts, dual_block
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import teacher_forcing, time_estimate
-from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.evaluation.teacher_forcing import ComparedDrafts, drive
 from draftree.models.kv_cache import SlotCache
 from draftree.registry import build
@@ -57,7 +57,7 @@ def demo() -> Target:
 
 
 @pytest.fixture(scope="module")
-def texts(demo: Target) -> list[Text]:
+def texts(demo: Target) -> list[TokenText]:
     return teacher_forcing.suite_answers(demo, count=6, tokens=32)
 
 
@@ -77,7 +77,7 @@ def causes(report: Report) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["edd", "vdm", "pld"])
-def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str) -> None:
+def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[TokenText], name: str) -> None:
     report = examine(demo, build("drafter", name).open(demo), texts, FLAT)
     assert report.healthy
     assert report.suspects == ()
@@ -93,7 +93,7 @@ def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str
 
 
 def test_costs_that_another_program_slowed_are_measured_again(
-    demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+    demo: Target, texts: list[TokenText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drafter is good by the least costs; one that is slow in every measurement stays bad, and a busy machine is named."""
     slow = replace(FLAT, draft={1: 1e3 * FLAT.draft[1]})
@@ -118,7 +118,9 @@ def test_costs_that_another_program_slowed_are_measured_again(
 
 
 @pytest.mark.parametrize("name", one_in(2, [name for _, name in shipped("demo")]))
-def test_every_shipped_drafter_can_be_examined(demo: Target, texts: list[Text], name: str) -> None:
+def test_every_shipped_drafter_can_be_examined(
+    demo: Target, texts: list[TokenText], name: str
+) -> None:
     """Nothing ends in an error, and the verdict agrees with what it is made of."""
     report = examine(demo, build("drafter", name).open(demo), texts[:1], FLAT)
     said = json.loads(json.dumps(report.as_json(), allow_nan=False))
@@ -128,18 +130,18 @@ def test_every_shipped_drafter_can_be_examined(demo: Target, texts: list[Text], 
     assert report.suspects == ()
 
 
-def test_a_hidden_layer_off_by_one_is_named(demo: Target, texts: list[Text]) -> None:
+def test_a_hidden_layer_off_by_one_is_named(demo: Target, texts: list[TokenText]) -> None:
     edd = EDD().open(demo)
     report = examine(
         demo, EDDDrafter(replace(edd.knobs, hidden_layer=-5), edd.model, demo, edd._stored), texts
     )
-    assert causes(report) == [faults.LAYER]
+    assert causes(report) == [faults.HIDDEN_LAYER_FAULT]
     assert "hidden state 21 for 20" in report.suspects[0].evidence
 
 
 @pytest.mark.parametrize("base", [500.0, 1e6])
 def test_a_wrong_rope_is_named(
-    demo: Target, texts: list[Text], tmp_path: Path, base: float
+    demo: Target, texts: list[TokenText], tmp_path: Path, base: float
 ) -> None:
     folder = shutil.copytree(demo_folder("edd"), tmp_path / "edd")
     config = json.loads((folder / "config.json").read_text())
@@ -166,14 +168,14 @@ def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Te
 
 
 def test_a_training_mask_off_by_one_is_named(
-    demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+    demo: Target, texts: list[TokenText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edd, "dual_block", leaked)
     assert causes(examine(demo, EDD().open(demo), texts)) == [FORWARDS]
 
 
 def test_a_decoding_position_off_by_one_is_named(
-    demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+    demo: Target, texts: list[TokenText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The soft prompt's states stand one position late."""
     drafter = EDD().open(demo)
@@ -187,7 +189,7 @@ def test_a_decoding_position_off_by_one_is_named(
 
 
 def test_states_of_the_wrong_token_are_named(
-    demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+    demo: Target, texts: list[TokenText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decoding is handed every token's predecessor's state."""
     drafter = EDD().open(demo)
@@ -203,7 +205,7 @@ def test_states_of_the_wrong_token_are_named(
     assert causes(examine(demo, drafter, texts))[0] == FORWARDS
 
 
-def test_weights_that_are_no_numbers_are_named(demo: Target, texts: list[Text]) -> None:
+def test_weights_that_are_no_numbers_are_named(demo: Target, texts: list[TokenText]) -> None:
     drafter = EDD().open(demo)
     next(drafter.model.parameters()).data[0, 0] = torch.nan
     report = examine(demo, drafter, texts)
@@ -212,13 +214,13 @@ def test_weights_that_are_no_numbers_are_named(demo: Target, texts: list[Text]) 
     json.dumps(report.as_json(), allow_nan=False)
 
 
-def test_an_untrained_drafter_is_named(demo: Target, texts: list[Text]) -> None:
+def test_an_untrained_drafter_is_named(demo: Target, texts: list[TokenText]) -> None:
     report = examine(demo, EDD().fresh(demo), texts[:3])
     assert causes(report) == [UNTRAINED_CAUSE]
     assert finding(report, "agreement").verdict == "bad"
 
 
-def trace(name: str, count: int = 6, tokens: int = 36) -> tuple[Target, list[Text]]:
+def trace(name: str, count: int = 6, tokens: int = 36) -> tuple[Target, list[TokenText]]:
     """A target of a trace, and what it answers to parts of the trace's texts."""
     target = Target.load(str(GOLDENS / name / "target"))
     runs = json.loads((GOLDENS / name / "golden.json").read_text())["settings"][0]["runs"]
@@ -262,7 +264,7 @@ def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
     assert torch.equal(net.d2t, from_roots)
 
 
-def traced_block(count: int = 6) -> tuple[Target, DFlashDrafter, list[Text]]:
+def traced_block(count: int = 6) -> tuple[Target, DFlashDrafter, list[TokenText]]:
     """The official DFlash of a trace, and what its target answers to parts of the trace's texts."""
     home = GOLDENS / "blocks" / "dflash"
     target = Target.load(str(home / "target"))
@@ -282,7 +284,11 @@ BLOCKS = {
         doctor_blocks.SHIFT,
         "what comes in its place",
     ),
-    "layer": (lambda layout: replace(layout, reads=(2, 3)), faults.LAYER, "hidden state 1 for 2"),
+    "layer": (
+        lambda layout: replace(layout, reads=(2, 3)),
+        faults.HIDDEN_LAYER_FAULT,
+        "hidden state 1 for 2",
+    ),
     "healthy": (lambda layout: layout, None, ""),
 }
 
@@ -324,7 +330,7 @@ def test_a_hidden_layer_of_medusa_off_by_one_is_named(monkeypatch: pytest.Monkey
     report = examine(
         target, build("drafter", str(GOLDENS / "medusa1" / "draft")).open(target), found
     )
-    assert causes(report) == [faults.LAYER]
+    assert causes(report) == [faults.HIDDEN_LAYER_FAULT]
     assert "hidden state 8 for 7" in report.suspects[0].evidence
 
 
@@ -366,7 +372,9 @@ def test_another_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["edd", "vdm"])
-def test_a_recording_drives_as_the_target_does(demo: Target, texts: list[Text], name: str) -> None:
+def test_a_recording_drives_as_the_target_does(
+    demo: Target, texts: list[TokenText], name: str
+) -> None:
     drafter = build("drafter", name).open(demo)
     real = drive(demo, drafter, texts[:3])
     replayed = drive(Recording.of(demo, texts[:3], drafter.needs.hidden), drafter, texts[:3])
@@ -397,7 +405,7 @@ def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     """Two tokens with the same row in the LM head are as good as each other, whatever the width of a pass."""
     monkeypatch.setattr(numerical_noise, "NARROW_TOKENS", 8)
     target = tiny_target()
-    text = [Text(np.arange(3, 15), 4)]
+    text = [TokenText(np.arange(3, 15), 4)]
     changes, margins = numerical_noise.narrow_and_wide(target, text)
     assert len(margins) == 8
     assert margins.min() > changes.max()
@@ -419,7 +427,7 @@ def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_planted_dead_layer_is_named() -> None:
     """Whoever reads its keys and values, or its output, is told; not who reads what the target's own head reads."""
-    target, text = tiny_target(), [Text(np.arange(3, 35), 4)]
+    target, text = tiny_target(), [TokenText(np.arange(3, 35), 4)]
     said = lambda needs: drafter_report._attention(target, needs, text)[1]
     everything = HiddenStateSpec(hidden=(1, 2, 3), kv=(0, 1, 2, -1))
     assert said(everything).verdict == "ok"
@@ -448,7 +456,7 @@ def test_a_planted_dead_layer_is_named() -> None:
     assert said(HiddenStateSpec(kv=(-1,))).verdict == "warn"
 
 
-def test_the_inserted_layers_of_the_demo_are_dead(demo: Target, texts: list[Text]) -> None:
+def test_the_inserted_layers_of_the_demo_are_dead(demo: Target, texts: list[TokenText]) -> None:
     """It was grown: every other layer was inserted. What `auto` means there is what the papers' reasons ask for."""
     layers, found = drafter_report._attention(demo, GLIDE(kv_layer=23).fresh(demo).needs, texts)
     assert found.verdict == "warn"
@@ -518,7 +526,7 @@ def test_the_command_prints_one_json_object(doctored, tmp_path: Path) -> None:
     }
     assert len(found["layers"]) == 4
     assert set(found["layers"][0]) == {"output", "entropy"}
-    assert (found["texts"], found["tokens"]) == (4, 4 * teacher_forcing.TOKENS)
+    assert (found["texts"], found["tokens"]) == (4, 4 * teacher_forcing.DEFAULT_TOKENS)
 
 
 def test_what_does_not_fit_is_a_mistake(doctored, tmp_path: Path) -> None:
@@ -535,8 +543,8 @@ def test_data_without_text_is_a_mistake(demo: Target, tmp_path: Path) -> None:
         teacher_forcing.read_texts(demo, tmp_path / "short.txt")
 
 
-def test_a_target_that_is_no_number_is_told(texts: Sequence[Text]) -> None:
+def test_a_target_that_is_no_number_is_told(texts: Sequence[TokenText]) -> None:
     target = tiny_target()
     target.decoder.model.get_output_embeddings().weight.data[5] = torch.nan
     with pytest.raises(NotANumber):
-        drive(target, build("drafter", "pld").open(target), [Text(np.arange(3, 15), 4)])
+        drive(target, build("drafter", "pld").open(target), [TokenText(np.arange(3, 15), 4)])

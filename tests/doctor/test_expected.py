@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from draftree import cost_estimate
-from draftree.cost_estimate import identity, target_size
+from draftree.cost_estimate import cost_key, target_size
 from draftree.costs.cost_model import Speed
 from draftree.doctor.expected_speed import examine
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.models.graph_capture import Graphs
 from draftree.testing import tiny_target
-from draftree.testing.fakes import Recorder
+from draftree.testing.fakes import PassRecorder
 from folders import target_folder
 
 Command = Callable[..., tuple[int, str, str]]
@@ -62,11 +62,11 @@ def test_a_tree_counts_the_draft_steps_that_its_policy_takes() -> None:
 
 def test_recorded_passes_start_fewer_operations() -> None:
     """Their costs are learnt apart from those of passes that run as they are."""
-    eager, recorded = tiny_target(), tiny_target(capture=Graphs(Recorder()))
+    eager, recorded = tiny_target(), tiny_target(capture=Graphs(PassRecorder()))
     sizes = [target_size(each.decoder) for each in (eager, recorded)]
     assert sizes[1].operations < sizes[0].operations / 2
     assert sizes[1].weights == sizes[0].weights
-    assert identity(eager) != identity(recorded)
+    assert cost_key(eager) != cost_key(recorded)
     assert examine(recorded, EAGLE3().example(recorded), "eagle2").recorded
 
 

@@ -16,7 +16,7 @@ from draftree.acceptors.base import Acceptor, proposal, ratio, residual, walk
 from draftree.acceptors.match import Match
 from draftree.data.prompts import encode, question
 from draftree.doctor.finding import Finding
-from draftree.doctor.lossless import ERROR_LEVEL, Extent, examine, prompts
+from draftree.doctor.lossless import ERROR_LEVEL, Extent, examine, load_prompts
 from draftree.doctor.lossless_cases import Case, cases
 from draftree.doctor.lossless_report import Report
 from draftree.doctor.numerical_noise import (
@@ -475,15 +475,15 @@ def test_mistakes_of_the_command_are_told_in_a_line(
 
 def test_prompts_are_spread_over_what_there_is(tmp_path: Path) -> None:
     demo = Target.load("demo")
-    every = prompts(demo, count=1000)
+    every = load_prompts(demo, count=1000)
     assert len(every) == 32
-    assert prompts(demo, count=3) == [every[0], every[10], every[21]]
+    assert load_prompts(demo, count=3) == [every[0], every[10], every[21]]
     data = tmp_path / "chats.jsonl"
     chat = [
         {"role": "user", "content": "What is 2 + 2?"},
         {"role": "assistant", "content": "It is 4, as 2 and 2 make 4."},
     ]
     data.write_text(json.dumps({"messages": chat}))
-    assert prompts(demo, data) == [encode(demo.tokenizer, question("What is 2 + 2?"))]
+    assert load_prompts(demo, data) == [encode(demo.tokenizer, question("What is 2 + 2?"))]
     with pytest.raises(UserError, match="all 1 prompts are too long"):
-        prompts(demo, data, tokens=1020)
+        load_prompts(demo, data, tokens=1020)

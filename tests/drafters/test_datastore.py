@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftree.costs.curves import UNIT
+from draftree.costs.curves import UNIT_COSTS
 from draftree.data.corpus import BATCH, Documents, batches, files, texts
 from draftree.drafters.rest import REST
 from draftree.drafters.retrieval.datastore_drafter import tokenizer_hash
@@ -216,7 +216,7 @@ def test_several_paths_and_a_line_of_what_was_built(draftree, folder: str, tmp_p
 def store(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("built")
     path, _ = corpus(home / "c", "text")
-    datastore.build("rest", datastore.CorpusFiles(folder, [path]), home / "store")
+    datastore.create_datastore("rest", datastore.CorpusFiles(folder, [path]), home / "store")
     return home / "store"
 
 
@@ -395,5 +395,7 @@ def test_what_stands_in_the_corpus_is_drafted(store: Path, folder: str) -> None:
         candidates, state = model.expand(state, tree, frontier, k, Drawing())
         return candidates
 
-    tree = build("policy", "trie").draft(expand, tree, UNIT, TreeBudget(np.array([50]), 100), None)
+    tree = build("policy", "trie").draft(
+        expand, tree, UNIT_COSTS, TreeBudget(np.array([50]), 100), None
+    )
     assert target.tokenizer.decode(tree.tokens[1:]) == "\nof two li", "ten tokens"

@@ -14,7 +14,7 @@ from draftree.costs.curves import Costs
 from draftree.doctor import forward_parity
 from draftree.doctor.faults import draft_vocabulary
 from draftree.drafters.base import TrainableMethod
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.errors import DraftreeWarning, UserError
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
@@ -128,7 +128,7 @@ def test_texts_are_the_targets(name: str, acceptor: str) -> None:
         ]
         written = Engine(t, drafter, policy, chosen, COSTS).write(requests)
         if acceptor == "match":
-            assert written.tokens == plain(t, requests).tokens
+            assert written.tokens == generate_plain(t, requests).tokens
         assert sum(s.nodes for s in written.stats.steps) > len(written.stats.steps)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from draftree import drafters
 from draftree.drafters.base import TrainableMethod
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.policies.vct import VCT
 from draftree.registry import names, part
 from draftree.request import Request
@@ -37,7 +37,7 @@ REQUESTS = [Request([5, 6, 7], 40), Request([9, 8, 7, 6, 5], 25, number=1)]
 def plainly() -> tuple[Target, list[list[int]]]:
     """A target, and what it writes by itself."""
     target = tiny_target(context=80)
-    return target, plain(target, REQUESTS).tokens
+    return target, generate_plain(target, REQUESTS).tokens
 
 
 @pytest.mark.parametrize("name", one_in(2, TRAINED))

@@ -17,7 +17,7 @@ from drafting import after_all, prefix_difference
 from draftree.costs.curves import Costs
 from draftree.doctor import forward_parity
 from draftree.drafters.base import Batch
-from draftree.drafters.hydra import FILE, Arch, Hydra, HydraDrafter
+from draftree.drafters.hydra import OFFICIAL_FILE, Arch, Hydra, HydraDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.vct import VCT
@@ -407,7 +407,7 @@ def test_ours_is_written_as_published_and_read_back(
     t = target("qwen3")
     drafter = drafter_of(t, arch=arch, layers=layers, loss="ce")
     drafter.save(tmp_path)
-    written = load_file(tmp_path / FILE)
+    written = load_file(tmp_path / OFFICIAL_FILE)
     assert not any("embed" in name.removeprefix("prefix_embeding") for name in written)
     if layers > 1:
         assert written.keys() == official(arch, 3, layers).keys() - {
@@ -495,5 +495,5 @@ def test_variants_that_are_not_decoded_are_refused(
 def test_safetensors_in_the_same_naming_are_read(tmp_path: Path) -> None:
     published(tmp_path, {})
     (tmp_path / "hydra_lm_head.pt").unlink()
-    save_file({k: v.clone() for k, v in official().items()}, tmp_path / FILE)
+    save_file({k: v.clone() for k, v in official().items()}, tmp_path / OFFICIAL_FILE)
     assert Hydra(str(tmp_path)).open(target("llama")).knobs.heads == 4

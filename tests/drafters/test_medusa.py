@@ -19,7 +19,7 @@ from draftree.drafters.base import Batch
 from draftree.drafters.medusa import Medusa, MedusaDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.formats.medusa import FILE, from_vllm, to_vllm
+from draftree.formats.medusa import HEADS_FILE, from_vllm, to_vllm
 from draftree.policies.vct import VCT
 from draftree.registry import build, names
 from draftree.request import Request
@@ -256,7 +256,7 @@ def v13(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def safe(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     configure(folder, base_model_name_or_path="lmsys/x")
-    save_file(tensors, folder / FILE)
+    save_file(tensors, folder / HEADS_FILE)
     return tensors
 
 
@@ -425,7 +425,7 @@ def test_ours_is_written_as_published_and_read_back(layers: int, tmp_path: Path)
     t = target("qwen3")
     drafter = drafter_of(t, heads=3, layers=layers, decay=0.9)
     drafter.save(tmp_path)
-    assert {k: list(v.shape) for k, v in load_file(tmp_path / FILE).items()} == {
+    assert {k: list(v.shape) for k, v in load_file(tmp_path / HEADS_FILE).items()} == {
         k: list(v.shape) for k, v in official(3, layers).items()
     }
     config = json.loads((tmp_path / "config.json").read_text())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.drafters import pld
-from draftree.drafters.pld import NONE, PLD, PLDDrafter, continuations
+from draftree.drafters.pld import PADDING, PLD, PLDDrafter, continuations
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.base import append
@@ -34,7 +34,8 @@ TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], HiddenStateSpec()
 def everything(text: list[int], **knobs: Any) -> list[list[int]]:
     """The continuation of each place that counts."""
     return [
-        row[row != NONE].tolist() for row in continuations(np.array(text, np.int64), PLD(**knobs))
+        row[row != PADDING].tolist()
+        for row in continuations(np.array(text, np.int64), PLD(**knobs))
     ]
 
 

@@ -16,7 +16,7 @@ from draftree.drafters.retrieval.suffix_array import (
     PrefixTree,
     build_trie,
     continuations,
-    joined,
+    join_documents,
     search,
     suffix_array,
 )
@@ -88,7 +88,7 @@ def test_the_suffix_array_is_the_order_of_all_suffixes(
     spread = [
         [t * ((vocab - 1) // 3) for t in d] for d in documents
     ]  # over all bytes that a token may have
-    whole = joined([np.array(d) for d in spread])
+    whole = join_documents([np.array(d) for d in spread])
     assert whole.tolist() == [t for d in spread for t in (*d, SEPARATOR)]
     want = sorted(np.flatnonzero(whole != SEPARATOR).tolist(), key=lambda i: whole[i:].tolist())
     assert suffix_array(whole, vocab).tolist() == want

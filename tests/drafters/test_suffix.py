@@ -20,7 +20,7 @@ from draftree.drafters.retrieval.suffix_tree import (
 from draftree.drafters.suffix import Suffix, SuffixDrafter, SuffixState
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.policies.base import Search, append
+from draftree.policies.base import RetrievalExpand, append
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
 from draftree.policies.yield_ import Yield
@@ -424,7 +424,7 @@ def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
     policy = Yield()
     room = TreeBudget(ints([40]), 40)
 
-    class Layers(Search):
+    class Layers(RetrievalExpand):
         def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
             return drafter.expand(state, tree, frontier, k, Drawing())[0]
 

@@ -14,7 +14,7 @@ from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.retrieval.adjacency_table import (
     MAX_CONFIRMATIONS,
-    NONE,
+    MISSING,
     Adjacency,
     merged,
     pairs_of,
@@ -86,7 +86,7 @@ def test_lines_replace_what_a_token_had_and_earlier_versions_stay() -> None:
     second = first.plus(ints(5), np.array([[1, 9]]))
     third = second.plus(ints(5), np.array([[8, 1]]))
     assert [table.look_up(ints(5))[0].tolist() for table in (empty, first, second, third)] == [
-        [[NONE, NONE]],
+        [[MISSING, MISSING]],
         [[1, 2]],
         [[1, 9]],
         [[8, 1]],
@@ -94,7 +94,7 @@ def test_lines_replace_what_a_token_had_and_earlier_versions_stay() -> None:
     assert [int(table.look_up(ints(5))[1][0]) for table in (first, second, third)] == [0, 1, 0], (
         "how often 1 was confirmed"
     )
-    assert second.look_up(ints(7, 5, 0))[0].tolist() == [[3, 4], [1, 9], [NONE, NONE]]
+    assert second.look_up(ints(7, 5, 0))[0].tolist() == [[3, 4], [1, 9], [MISSING, MISSING]]
     other = second.plus(ints(7), np.array([[6, 6]]))  # the storage has gone on already
     assert other.look_up(ints(7, 5))[0].tolist() == [[6, 6], [1, 9]]
     assert third.look_up(ints(7, 5))[0].tolist() == [[3, 4], [8, 1]]
@@ -117,7 +117,7 @@ def test_a_first_successor_is_confirmed_no_more_than_told() -> None:
 def test_a_table_goes_on_from_the_one_behind_it() -> None:
     behind = Adjacency.empty(12, 2).plus(ints(1, 2), np.array([[3, 4], [5, 6]]))
     own = Adjacency.empty(12, 2).plus(ints(1), np.array([[3, 9]]), behind)
-    assert own.look_up(ints(1, 2, 3), behind)[0].tolist() == [[3, 9], [5, 6], [NONE, NONE]]
+    assert own.look_up(ints(1, 2, 3), behind)[0].tolist() == [[3, 9], [5, 6], [MISSING, MISSING]]
     assert own.look_up(ints(1), behind)[1].tolist() == [1], "confirmed what the one behind it held"
     both = behind.joined(own)
     assert both.look_up(ints(1, 2))[0].tolist() == [[3, 9], [5, 6]]
@@ -137,7 +137,7 @@ def test_every_version_is_a_dictionary_of_its_own(
         table, known = versions[which % len(versions)]  # any of them goes on
         wanted = dict(known)
         for token, successor in dict(lines).items():
-            before = known.get(token, (NONE, 0))
+            before = known.get(token, (MISSING, 0))
             wanted[token] = (
                 successor,
                 min(before[1] + 1, MAX_CONFIRMATIONS) if before[0] == successor else 0,
@@ -150,7 +150,7 @@ def test_every_version_is_a_dictionary_of_its_own(
         assert {
             t: (int(s), int(c))
             for t, (s,), c in zip(range(6), found, confirmed, strict=True)
-            if s != NONE
+            if s != MISSING
         } == wanted
         assert dict(
             zip(
@@ -164,7 +164,7 @@ def test_every_version_is_a_dictionary_of_its_own(
 def test_the_pairs_of_a_text_by_hand() -> None:
     tokens, followed = pairs_of(ints(1, 2, 1, 3, 1, 2, 4, 1), 2)
     assert dict(zip(tokens.tolist(), followed.tolist(), strict=True)) == {
-        1: [2, 3], 2: [4, 1], 3: [1, NONE], 4: [1, NONE]
+        1: [2, 3], 2: [4, 1], 3: [1, MISSING], 4: [1, MISSING]
     }, "the most recent first"  # fmt: skip
     assert pairs_of(ints(1, 2, 1, 3), 1)[1].tolist() == [[3], [1]], "no more than there is room for"
     assert pairs_of(ints(1), 2)[0].size == 0
@@ -172,10 +172,10 @@ def test_the_pairs_of_a_text_by_hand() -> None:
 
 def test_merged_lists_have_no_token_twice() -> None:
     first, then = (
-        np.array([[1, 2, NONE], [NONE, NONE, NONE], [1, 2, 3]]),
-        np.array([[2, 3, 4], [5, 6, NONE], [7, 8, 9]]),
+        np.array([[1, 2, MISSING], [MISSING, MISSING, MISSING], [1, 2, 3]]),
+        np.array([[2, 3, 4], [5, 6, MISSING], [7, 8, 9]]),
     )
-    assert merged(first, then).tolist() == [[1, 2, 3], [5, 6, NONE], [1, 2, 3]]
+    assert merged(first, then).tolist() == [[1, 2, 3], [5, 6, MISSING], [1, 2, 3]]
 
 
 # What is learnt.
@@ -204,7 +204,7 @@ def test_all_verified_nodes_are_entered_and_the_accepted_one_counts() -> None:
         [2, 9, 8],
         [3, 7, 5],
         [6, 1, 2],
-        [NONE] * 3,
+        [MISSING] * 3,
     ]
     tree = below(Tree.from_roots(ints(0), ints(6)), [0, 0], [3, 1])
     assert [list(q) for q in asked(drafter, state, tree, 0, 1, 2)] == [[], [6, 1, 2], [2, 9, 8]]
@@ -229,7 +229,7 @@ def test_the_prompt_is_entered_and_what_earlier_texts_held_follows() -> None:
     assert carried is not None
     assert carried.tables == ()
     again = drafter.start([ints(1, 4, 1), ints(5)], ints(2, 1), taps_of(None), carried)
-    assert again.tables[0].look_up(ints(1, 4))[0].tolist() == [[2, 4, 9], [1, NONE, NONE]], (
+    assert again.tables[0].look_up(ints(1, 4))[0].tolist() == [[2, 4, 9], [1, MISSING, MISSING]], (
         "1 was followed by 2, and by 4"
     )
     assert again.tables[1].look_up(ints(1), again.memory)[0].tolist() == [[2, 9, 8]], (
@@ -274,7 +274,7 @@ def test_a_session_is_kept_and_a_text_that_is_cut_goes_into_it() -> None:
         drafter, state = learnt(drafter_of(prompt=False, session=session))
         cut = drafter.truncate(state, ints(1))
         again = drafter.start([ints(4)], ints(1), taps_of(None), cut)
-        wanted = [[2, 9, 8]] if session else [[NONE] * 3]
+        wanted = [[2, 9, 8]] if session else [[MISSING] * 3]
         assert again.tables[0].look_up(ints(1), again.memory)[0].tolist() == wanted
         assert (drafter.carry(state) is not None) == session
 

@@ -20,7 +20,7 @@ from draftree.target.target import HiddenStateSpec, Target, VerificationResult
 from draftree.testing.fakes import Always, Sometimes
 from draftree.text.completion import Completion, Token
 from draftree.text.options import Options
-from draftree.text.stop_strings import StopStrings, decode
+from draftree.text.stop_strings import StopStrings, decode_tokens
 from folders import target_folder
 
 PROMPT, LENGTH = "abcab", 30
@@ -64,7 +64,7 @@ def test_a_completion_is_plain_decodings_text(target: Target, options: dict[str,
     for engine in every(target, options):
         found = engine.complete(PROMPT, max_new_tokens=LENGTH, ignore_eos=True, **options)
         assert found.tokens == expected
-        assert found.text == decode(target.tokenizer, expected)
+        assert found.text == decode_tokens(target.tokenizer, expected)
         assert (found.ending, found.stop, found.logprobs) == ("length", None, [])
         assert found.stats.acceptance_length > 1.3
         assert len(found.origins) == LENGTH
@@ -82,8 +82,8 @@ def test_a_stop_text_ends_it_in_the_middle_of_an_accepted_path(
 ) -> None:
     tokens = plainly(target, PROMPT, **options)
     for at in range(2, 20, 2):
-        whole = decode(target.tokenizer, tokens[:at])
-        stop = decode(target.tokenizer, tokens)[len(whole) - 2 : len(whole)]
+        whole = decode_tokens(target.tokenizer, tokens[:at])
+        stop = decode_tokens(target.tokenizer, tokens)[len(whole) - 2 : len(whole)]
         if "\ufffd" in stop:
             continue
         first = whole.find(stop)
@@ -94,13 +94,15 @@ def test_a_stop_text_ends_it_in_the_middle_of_an_accepted_path(
             )
             assert found.tokens == expected == tokens[: len(expected)]
             assert found.text == whole[:first], "without the stop text"
-            assert decode(target.tokenizer, found.tokens).endswith(stop), "which its tokens hold"
+            assert decode_tokens(target.tokenizer, found.tokens).endswith(stop), (
+                "which its tokens hold"
+            )
             assert (found.ending, found.stop) == ("stop", stop)
 
 
 def test_stops_in_the_middle_of_a_path_are_really_met(engine: Engine, target: Target) -> None:
     """Without the cut, the step would have emitted more: some of these stops end a path that was accepted beyond them."""
-    text = decode(target.tokenizer, plainly(target, PROMPT))
+    text = decode_tokens(target.tokenizer, plainly(target, PROMPT))
     beyond = 0
     for stop in {c for c in text[3:30] if c != "\ufffd"}:
         found = engine.complete(PROMPT, max_new_tokens=LENGTH, ignore_eos=True, stop=stop)

@@ -46,7 +46,7 @@ def target() -> Target:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Learnt costs stay inside the test."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(measure_costs, "CONTEXTS", (128, 1024))
+    monkeypatch.setattr(measure_costs, "MEASURED_CONTEXTS", (128, 1024))
     return tmp_path / "cache"
 
 
@@ -289,4 +289,4 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_a_picture_without_the_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'draftree\[plots\]'"):
-        cost_charts.check()
+        cost_charts.require_matplotlib()

@@ -10,7 +10,7 @@ import torch
 
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import TrainableMethod
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.formats.checkpoint import Checkpoint, fingerprint
 from draftree.policies.chain import Chain
 from draftree.registry import build, names, part
@@ -38,7 +38,7 @@ def target() -> Target:
 @cache
 def plainly(target: Target, requests: tuple[Request, ...]) -> list[list[int]]:
     """What plain decoding writes, once for all drafters."""
-    return plain(target, requests).tokens
+    return generate_plain(target, requests).tokens
 
 
 def test_what_is_not_shipped() -> None:

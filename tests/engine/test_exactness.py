@@ -40,7 +40,7 @@ from draftree.doctor.chi_square import detectable_distance
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
-from draftree.loop import Components, decode, plain
+from draftree.loop import Components, decode, decode_plain
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
@@ -396,7 +396,9 @@ def test_plain_decoding_has_the_targets_distribution() -> None:
 
     def run(chance: Branching) -> tuple[int, ...]:
         rows = SequenceBatch(target.new_cache(1, 8), lambda _: chance)
-        for _ in plain(target, Match(), rows, override_sampling([request(asked)], asked.sampling)):
+        for _ in decode_plain(
+            target, Match(), rows, override_sampling([request(asked)], asked.sampling)
+        ):
             pass
         return tuple(rows.written[0])
 
@@ -810,7 +812,7 @@ def test_match_with_coupled_drafts_writes_the_very_text_of_plain_decoding(policy
     requests = [Request(PROMPT, LENGTH, number=i, processors=asked.processors) for i in range(100)]
     requests = override_sampling(requests, replace(asked.sampling, seed=3))
     alone, rows = SequenceBatch(target.new_cache(100, 8)), SequenceBatch(target.new_cache(100, 8))
-    for _ in plain(target, Match(), alone, requests):
+    for _ in decode_plain(target, Match(), alone, requests):
         pass
     for _ in decode(Components(target, TableDrafter(FULL), policy, Match(), COSTS), rows, requests):
         pass

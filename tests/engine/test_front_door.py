@@ -41,7 +41,7 @@ from draftree.drafters.suffix import Suffix
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine, load, speculate
 from draftree.errors import DraftreeError, UserError
-from draftree.formats.checkpoint import ABOUT
+from draftree.formats.checkpoint import DRAFTREE_ENTRY
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.policies.vct import VCT
@@ -51,7 +51,7 @@ from draftree.sampling.grammar import Grammar
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.text.options import Options
-from draftree.text.stop_strings import decode
+from draftree.text.stop_strings import decode_tokens
 from draftree.utils.files import read_object, write_text
 from draftree.weights import demo_folder
 from folders import byte_tokenizer, target_folder
@@ -147,7 +147,7 @@ def test_the_demo_has_its_drafter_by_whatever_name() -> None:
 def test_a_tokenizer_goes_beside_a_model() -> None:
     with pytest.warns(UserWarning, match="training mode"):
         engine = load(in_memory(), "pld", "chain", tokenizer=byte_tokenizer())
-    assert engine.complete("ab", max_new_tokens=3).text == decode(
+    assert engine.complete("ab", max_new_tokens=3).text == decode_tokens(
         byte_tokenizer(), engine.complete("ab", max_new_tokens=3).tokens
     )
 
@@ -595,7 +595,7 @@ OTHERWISE = {
 def test_a_knob_that_the_checkpoint_fixes_is_honoured_or_refused(name: str) -> None:
     demo, said = (
         Target.load("demo"),
-        read_object(demo_folder(name) / "config.json", "a config")[ABOUT],
+        read_object(demo_folder(name) / "config.json", "a config")[DRAFTREE_ENTRY],
     )
     own = {f.name: said[f.name] for f in fields(part("drafter", name)) if f.name in said}
     assert own
@@ -639,7 +639,9 @@ def test_a_published_checkpoint_fixes_what_its_weights_say(tmp_path: Path) -> No
         for file in demo_folder(name).iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
         config = {
-            k: v for k, v in read_object(folder / "config.json", "a config").items() if k != ABOUT
+            k: v
+            for k, v in read_object(folder / "config.json", "a config").items()
+            if k != DRAFTREE_ENTRY
         }
         write_text(folder / "config.json", json.dumps(config))
         knob, _, value = asked.partition("=")

@@ -44,7 +44,7 @@ from draftree.engine import ENGINES, Engine, get_engine
 from draftree.errors import NotANumber
 from draftree.evaluation import suites
 from draftree.hf.generate import UNSUPPORTED_OPTIONS, Hook
-from draftree.hf.generate_call import PURE_PROCESSORS, Call, prompts
+from draftree.hf.generate_call import PURE_PROCESSORS, GenerateCall, prompt_ids
 from draftree.models.causal_lm import Decoder
 from draftree.registry import build as build_part
 from draftree.sampling.params import Sampling
@@ -503,9 +503,9 @@ def test_several_sequences_of_a_prompt_differ_and_repeat() -> None:
     assert torch.equal(several, again)
 
 
-def batch(processors: list[LogitsProcessor], **options: Any) -> Call:
+def batch(processors: list[LogitsProcessor], **options: Any) -> GenerateCall:
     ids = padded(TEXTS[:1])["input_ids"]
-    return Call(ids, prompts(ids, {}), GenerationConfig(**options), processors, [])
+    return GenerateCall(ids, prompt_ids(ids, {}), GenerationConfig(**options), processors, [])
 
 
 def test_warpers_at_the_end_shape_drafts_too() -> None:

@@ -42,8 +42,8 @@ from draftree.testing.fakes import tiny_target
 from draftree.training import regenerate
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Shards
-from draftree.training.resume import LOG, STATE
-from draftree.training.trainer import Plan, train
+from draftree.training.resume import LOG_FILE, STATE
+from draftree.training.trainer import TrainingPlan, train
 from draftree.tuning._tree_dataset import Collected
 from draftree.utils import files, signals
 from folders import target_folder
@@ -531,7 +531,7 @@ def made(knobs: Any = VDM) -> tuple[Target, Any, list[Sample]]:
     return target, knobs().fresh(target), [Sample(t, np.arange(12) >= 3) for t in texts]
 
 
-PLAN = Plan(batch_size=2, epochs=2, held_out=0, save_every=2, evaluate_every=1)
+PLAN = TrainingPlan(batch_size=2, epochs=2, held_out=0, save_every=2, evaluate_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -632,11 +632,11 @@ def test_a_broken_state_is_told_in_a_line(case: str, stopped: Path, tmp_path: Pa
 )
 def test_a_broken_log_is_repaired(rest: str, stopped: Path, tmp_path: Path) -> None:
     shutil.copytree(stopped, tmp_path / "out")
-    with (tmp_path / "out" / LOG).open("a") as file:
+    with (tmp_path / "out" / LOG_FILE).open("a") as file:
         file.write(rest)
     train(*made(), PLAN, tmp_path / "out")
     assert [
-        json.loads(line)["step"] for line in (tmp_path / "out" / LOG).read_text().splitlines()
+        json.loads(line)["step"] for line in (tmp_path / "out" / LOG_FILE).read_text().splitlines()
     ] == list(range(1, 9))
 
 

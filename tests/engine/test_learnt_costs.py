@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from draftree import cost_estimate
-from draftree.cost_estimate import draft_size, identity, learnt_costs, target_size
+from draftree.cost_estimate import cost_key, draft_size, learnt_costs, target_size
 from draftree.costs import machine_probe, online
 from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.curves import Costs, CostTable
@@ -100,7 +100,7 @@ def test_a_curve_with_a_step_is_learnt(seed: int) -> None:
 def test_one_slow_step_moves_no_curve() -> None:
     true = lambda n: 0.02 + 0.001 * n
     before = taught(model(), true, 100)
-    widths = tuple(map(float, online.WIDTHS))
+    widths = tuple(map(float, online.CURVE_WIDTHS))
     after = before.learn(PassShape(4), 50 * true(4))
     moved = np.abs(after.curve(widths, 0, 1) / before.curve(widths, 0, 1) - 1)
     assert moved.max() < 0.05
@@ -523,7 +523,7 @@ def test_engines_of_one_process_share_what_they_learn(target: Target) -> None:
         "target",
         "parameters",
         "draftree",
-    } <= set(identity(target))
+    } <= set(cost_key(target))
 
 
 def test_nothing_is_measured_before_a_text(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

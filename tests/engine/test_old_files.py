@@ -10,7 +10,7 @@ import pytest
 
 from draftree import load
 from draftree.costs.curves import Costs, CostTable
-from draftree.evaluation.result_rows import read
+from draftree.evaluation.result_rows import read_result
 from draftree.evaluation.text_tables import result_table
 from draftree.registry import build
 from draftree.sampling.draft_sampling import Drawing
@@ -66,14 +66,14 @@ def test_costs_are_read() -> None:
 
 
 def test_a_result_is_read_and_begun_again(draftree: Callable[..., tuple[int, str, str]]) -> None:
-    result = read(Path("result.json"))
+    result = read_result(Path("result.json"))
     assert [row["drafter"] for row in result["rows"]] == ["plain", "edd", "edd", "rest", "rest"]
     assert [row["policy"] for row in result_table(result["rows"])][:2] == ["", "chain:length=3"]
     asked = "bench --suite texts.jsonl --target target --drafter edd --policy chain:length=3 --max-new-tokens 24 --limit 3"
     assert (
         draftree(*asked.split(), "--costs", "costs.json", "--out", "again.json", "--json")[0] == 0
     )
-    again = read(Path("again.json"))
+    again = read_result(Path("again.json"))
     for name in (
         "drafter",
         "policy",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from draftree.engine import plain, plain_stream
+from draftree.engine import generate_plain, plain_stream
 from draftree.errors import UserError
 from draftree.request import Request
 from draftree.sampling.params import Sampling
@@ -36,7 +36,7 @@ def test_every_text_of_a_stream_is_the_one_it_is_alone(rows: int) -> None:
     target = tiny_target()
     asked = requests(target)
     found = {request.number: tokens for request, tokens in plain_stream(target, iter(asked), rows)}
-    assert found == {r.number: plain(target, [r]).tokens[0] for r in asked}
+    assert found == {r.number: generate_plain(target, [r]).tokens[0] for r in asked}
 
 
 def test_texts_end_in_the_order_of_their_lengths_and_rows_are_taken_anew(monkeypatch) -> None:
@@ -81,7 +81,7 @@ def test_a_request_may_come_of_a_text_before_it() -> None:
         found.append((request.prompt, tokens))
         then.append(Request([*request.prompt, *tokens, 1], 6))
     for prompt, tokens in found:
-        assert plain(target, [Request(prompt, 6)]).tokens == [tokens]
+        assert generate_plain(target, [Request(prompt, 6)]).tokens == [tokens]
     assert [len(prompt) for prompt, _ in found] == [3, 10, 17]
     assert list(plain_stream(target, iter([None, first]), 3)) == [], (
         "nothing waits, and nothing is written"

@@ -14,7 +14,7 @@ from draftree.drafters.pld import PLD
 from draftree.errors import UnknownName, UserError
 from draftree.policies.pct import PCT
 from draftree.policies.vct import VCT
-from draftree.utils.validated_dataclass import read, rule_of
+from draftree.utils.validated_dataclass import parse_value, rule_of
 
 
 def test_a_part_is_named_by_its_file() -> None:
@@ -148,7 +148,7 @@ def test_policies_are_not_fused() -> None:
      ("-4", int | Literal["auto"], -4), ("auto", int | Literal["auto"], "auto")],
 )  # fmt: skip
 def test_a_value_is_parsed_by_its_type(text: str, hint: object, value: object) -> None:
-    assert read(text, hint) == value
+    assert parse_value(text, hint) == value
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_value_is_parsed_by_its_type(text: str, hint: object, value: object) -
 def test_a_value_of_another_type_is_refused(text: str, hint: object) -> None:
     rule = rule_of(hint)
     assert rule is not None
-    assert not rule[1](read(text, hint))
+    assert not rule[1](parse_value(text, hint))
 
 
 def test_an_unknown_name_without_a_near_one_lists_all() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs, counted, estimate_plain_seconds
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.evaluation.compare import compare, warm_up
 from draftree.evaluation.drafter_calibration import share_by_depth
 from draftree.metrics import Stats, Step, Work, repeated_ngrams, total
@@ -292,7 +292,10 @@ def test_a_depth_reached_in_exactly_half_the_steps_of_the_one_before(target: Tar
     schedules = [part.tolist() for part in np.split(every, texts)]
     longest = max(sum(s) + len(s) for s in schedules) + 12
     requests = [Request([3, 1, n], longest, number=n) for n in range(texts)]
-    known = [[*r.prompt, *w] for r, w in zip(requests, plain(target, requests).tokens, strict=True)]
+    known = [
+        [*r.prompt, *w]
+        for r, w in zip(requests, generate_plain(target, requests).tokens, strict=True)
+    ]
     steps = list[Step]()
     for n, request in enumerate(requests):
         alone = Scheduled(known[n : n + 1], 61, schedules[n : n + 1], start)

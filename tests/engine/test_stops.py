@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, StopStringCriteria
 
 from draftree.data.prompts import encode
-from draftree.text.stop_strings import Decoded, StopStrings, StopTexts, TextPieces, decode
+from draftree.text.stop_strings import Decoded, StopStrings, StopTexts, TextPieces, decode_tokens
 from draftree.weights import demo_folder
 from folders import byte_tokenizer
 
@@ -37,7 +37,7 @@ def test_tokens_one_by_one_give_the_text_of_all(name: str, data: st.DataObject) 
     decoded, sure = Decoded(tokenizer), ""
     for i, token in enumerate(ids):
         decoded.add(token)
-        assert decoded.text == decode(tokenizer, ids[: i + 1])
+        assert decoded.text == decode_tokens(tokenizer, ids[: i + 1])
         assert decoded.text[: decoded.sure].startswith(sure), "what was sure stays"
         sure = decoded.text[: decoded.sure]
 

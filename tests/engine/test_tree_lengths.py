@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.costs.curves import UNIT, Costs
+from draftree.costs.curves import UNIT_COSTS, Costs
 from draftree.data.samples import Sample
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.tree_acceptance import count_matches, expected_length
 from draftree.registry import build
 from draftree.request import Request
 from draftree.target.target import Target
 from draftree.testing.fakes import Coached, Sometimes, TableDrafter, tiny_target
-from draftree.training.held_out_metrics import TOKENS, _first_learnt
+from draftree.training.held_out_metrics import MAX_TREE_TEXT_TOKENS, _first_learnt
 from draftree.training.training_job import Training
 
 V = 61
@@ -64,7 +64,11 @@ def half_right() -> TableDrafter:
 )  # fmt: skip
 def test_trees_of_a_drafter_that_is_half_right(policy, text, matched, reached, length) -> None:
     found = count_matches(
-        counting(), half_right(), build("policy", policy), [Text(np.array(text), 1)], UNIT
+        counting(),
+        half_right(),
+        build("policy", policy),
+        [TokenText(np.array(text), 1)],
+        UNIT_COSTS,
     )
     assert [f[: len(matched)].tolist() for f in found] == [matched, reached]
     assert expected_length(*found) == pytest.approx(length)
@@ -93,7 +97,7 @@ def test_along_its_own_text_trees_are_accepted_as_in_decoding(drafter, policy) -
         .stats.steps
     )
     matched, reached = count_matches(
-        target, helped(), build("policy", policy), [Text(np.array(plan), 3)], CHEAP
+        target, helped(), build("policy", policy), [TokenText(np.array(plan), 3)], CHEAP
     )
     assert reached[0] == len(steps) < 28
     assert matched.sum() - sum(s.accepted for s in steps) in (
@@ -103,9 +107,9 @@ def test_along_its_own_text_trees_are_accepted_as_in_decoding(drafter, policy) -
 
 
 def test_several_texts_count_as_each_alone() -> None:
-    texts = [Text(np.arange(i, 12 + i), 1 + i % 2) for i in range(5)]
+    texts = [TokenText(np.arange(i, 12 + i), 1 + i % 2) for i in range(5)]
     count = lambda some: np.stack(
-        count_matches(counting(), half_right(), build("policy", "ddtree"), some, UNIT)
+        count_matches(counting(), half_right(), build("policy", "ddtree"), some, UNIT_COSTS)
     )
     assert count(texts).tolist() == sum(count([text]) for text in texts).tolist()
 
@@ -119,7 +123,7 @@ def test_the_first_that_is_learnt_is_gone_along() -> None:
     learn[5:20] = False
     text = _first_learnt(Sample(tokens, learn))
     assert text is not None
-    assert (text.start, len(text.tokens)) == (30, 30 + TOKENS)
+    assert (text.start, len(text.tokens)) == (30, 30 + MAX_TREE_TEXT_TOKENS)
 
 
 def test_a_policy_that_is_not_known_is_refused_before_anything_is_loaded(tmp_path) -> None:

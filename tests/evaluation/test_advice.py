@@ -6,7 +6,7 @@ import pytest
 
 from draftree.cli.app import main
 from draftree.costs.curves import Costs
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.evaluation import advice
 from draftree.policies.chain import Chain
@@ -26,7 +26,10 @@ def target() -> Target:
 
 
 def engines(target: Target, costs: Costs = CHEAP) -> dict[advice.Pair, Engine]:
-    plans = [[*r.prompt, *w] for r, w in zip(REQUESTS, plain(target, REQUESTS).tokens, strict=True)]
+    plans = [
+        [*r.prompt, *w]
+        for r, w in zip(REQUESTS, generate_plain(target, REQUESTS).tokens, strict=True)
+    ]
     scripts = {"never": Never(plans, 61), "always": Always(plans, 61)}
     return {
         (name, "chain:length=4"): Engine(target, s, Chain(4), costs=costs)

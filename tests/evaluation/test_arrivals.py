@@ -11,7 +11,12 @@ import pytest
 from draftree.cli.app import main
 from draftree.engine import Engine
 from draftree.evaluation import arrivals
-from draftree.evaluation.arrivals import ServedRequest, arrival_times, figures_of_run, serve
+from draftree.evaluation.arrivals import (
+    ServedRequest,
+    arrival_times,
+    figures_of_run,
+    serve_arrivals,
+)
 from draftree.evaluation.plain_decoding import plain_engine
 from draftree.policies.chain import Chain
 from draftree.registry import part
@@ -76,7 +81,7 @@ def test_requests_are_submitted_when_they_arrive(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine, "step", timed)
     requests = [Request([5, 6, n], 4, number=n) for n in range(3)]
     done = list[int]()
-    found, seconds = serve(engine, requests, np.array([0.2, 0.4, 30.0]), done.append)
+    found, seconds = serve_arrivals(engine, requests, np.array([0.2, 0.4, 30.0]), done.append)
     assert [one.times[0] for one in found] == pytest.approx([0.7, 1.2, 30.5])
     assert done[-1] == 3
     assert 30.5 <= seconds < 33
@@ -133,7 +138,7 @@ def test_plain_decoding_writes_the_same_texts_in_the_scheduler() -> None:
     target = tiny_target()
     engine = plain_engine(target)
     requests = [Request([5, 6, n], 3 + n, number=n) for n in range(4)]
-    found, _ = serve(engine, requests, np.zeros(4))
+    found, _ = serve_arrivals(engine, requests, np.zeros(4))
     assert [one.handle.result().tokens for one in found] == [
         engine.plain([r]).tokens[0] for r in requests
     ]

@@ -521,7 +521,9 @@ def test_work_is_counted_by_what_was_learnt_while_it_was_done(
     )
     by = tmp_path / "by.json"
     by.write_text(json.dumps(about["counted_by"]["pld"]))
-    works = [w for _, each in step_codec.decode(found["rows"][1]["work"], "row") for w in each]
+    works = [
+        w for _, each in step_codec.decode_steps(found["rows"][1]["work"], "row") for w in each
+    ]
     assert found["rows"][1]["counted_seconds"] == pytest.approx(
         counted(CostTable.load(by), works)[0]
     )
@@ -723,7 +725,7 @@ def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(
                     )
                 )
             )
-        mine, theirs = result_rows.read(out), result_rows.read(live)
+        mine, theirs = result_rows.read_result(out), result_rows.read_result(live)
         counts = (
             "steps",
             "new_tokens",

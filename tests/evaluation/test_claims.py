@@ -18,7 +18,7 @@ from draftree.evaluation.drafter_calibration import (
     CandidateTrace,
     group_figures,
 )
-from draftree.evaluation.paper_claims import PLAIN, Claim, judge_claims, named, summary
+from draftree.evaluation.paper_claims import PLAIN, Claim, fill_pairing, judge_claims, summary
 from draftree.evaluation.paper_recipes import CLAIMS, SMALL, TRAINED, select_claims
 from draftree.registry import build, names
 
@@ -183,9 +183,9 @@ def test_what_is_not_run_says_why() -> None:
     ]
     told = "p adjusted by Holm's method over the 0 different comparisons of this run."
     assert summary(found) == f"3 claims, holds: 0, ties: 0, fails: 0, not run: 3; {told}"
-    assert named("edd pct", {"edd": "FOLDER"}) == "FOLDER pct"
+    assert fill_pairing("edd pct", {"edd": "FOLDER"}) == "FOLDER pct"
     assert (
-        named("a:x=1 c2t:chain=true", {"a": "a:of=F", "c2t": "c2t:c=T"})
+        fill_pairing("a:x=1 c2t:chain=true", {"a": "a:of=F", "c2t": "c2t:c=T"})
         == "a:of=F,x=1 c2t:c=T,chain=true"
     )
 

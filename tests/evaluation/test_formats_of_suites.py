@@ -14,7 +14,7 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.bench import Bench
-from draftree.evaluation.dataset_formats import FORMATS, WITHHELD
+from draftree.evaluation.dataset_formats import DATASET_FORMATS, WITHHELD
 from draftree.evaluation.grid import QUESTION_STRIDE, conversations, product
 from draftree.evaluation.resume import Journal
 from draftree.registry import build
@@ -42,7 +42,7 @@ def file(folder: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DATASET_FORMATS)
 def test_a_row_of_a_format_is_asked_and_another_is_refused_by_name(
     name: str, tmp_path: Path
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_row_of_a_format_is_asked_and_another_is_refused_by_name(
     )
     assert prompt.later == (("And 4?",) if ROWS[name].get("turns") == TURNS["turns"] else ())
     assert suite.name == name
-    assert FORMATS[name].page.startswith("https://")
+    assert DATASET_FORMATS[name].page.startswith("https://")
     other = NEAREST[name]
     with pytest.raises(
         UserError,

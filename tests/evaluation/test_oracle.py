@@ -12,7 +12,7 @@ from draftree.costs.curves import Costs
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import oracle
-from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.metrics import Stats, Step
 from draftree.policies.chain import Chain
 from draftree.request import Request
@@ -21,10 +21,10 @@ from draftree.testing.fakes import Always, Never, Sometimes, tiny_target
 COSTS = Costs({1: 0.3}, {1: 1.0, 8: 2.0})
 
 
-def text(prompt: list[int], tokens: int) -> tuple[Text, list[int]]:
+def text(prompt: list[int], tokens: int) -> tuple[TokenText, list[int]]:
     target = tiny_target()
     written = Engine(target, Never([[]], 61), Chain()).plain([Request(prompt, tokens)]).tokens[0]
-    return Text(np.array([*prompt, *written], np.int64), len(prompt)), [*prompt, *written]
+    return TokenText(np.array([*prompt, *written], np.int64), len(prompt)), [*prompt, *written]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_further_pass_that_does_not_pay_is_not_made() -> None:
 
 def test_an_oracle_s_row_is_priced_again_from_its_log() -> None:
     reach = [np.array([3, 2, 1, 0, 1, 0]), np.array([], np.int64), np.array([0, 0])]
-    log = oracle.log("d", 0.0, [4, 9, 2], reach)
+    log = oracle.encode_reach("d", 0.0, [4, 9, 2], reach)
     row = oracle.row(log, COSTS, 0, overlap=0.8)
     divisions = [
         oracle.fastest_division(r, s, COSTS) for r, s in zip(reach, [4, 9, 2], strict=True)

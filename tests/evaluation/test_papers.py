@@ -119,7 +119,7 @@ def test_each_seed_of_the_sweeps_is_judged_by_itself(
     """The names of the recipe's drafters are those of the claims, and both seeds count."""
     recipe = (ROOT / "recipes" / "sweeps.py").read_text("utf-8")
     assert all(f'"{n}": ' in recipe for pair in papers.TWO_SEEDS.values() for n in pair)
-    claim = next(c for c in CLAIMS if (c.paper, c.table) == (papers.GLIDE, "Fig. 7"))
+    claim = next(c for c in CLAIMS if (c.paper, c.table) == (papers.GLIDE_CAPE, "Fig. 7"))
     each = {"tokens": [64] * 9, "accepted": [40] * 9, "nodes": [80] * 9}
     rows = [
         {
@@ -145,7 +145,7 @@ def test_each_seed_of_the_sweeps_is_judged_by_itself(
     assert [p.mine["drafter"] for p in pairs] == ["sweeps/glide-s0", "sweeps/glide-s1"]
     assert len({p.key for p in pairs}) == 2
     monkeypatch.setattr(papers, "CLAIMS", (claim,))
-    monkeypatch.setattr(papers, "SHORT", {"glide": papers.GLIDE})
+    monkeypatch.setattr(papers, "SHORT", {"glide": papers.GLIDE_CAPE})
     monkeypatch.setattr(papers, "special", lambda target: [])
     [found] = papers.verdicts("demo")
     assert found["verdict"] == "ties", "one seed holds, the other fails"
@@ -253,7 +253,7 @@ def test_claims_of_categories_are_judged_by_permutation(
     for spread, follows, wanted in ((1.0, 1, ("fails", "holds")), (0.0, -1, ("ties", "fails"))):
         other = row("edd", 1.0, follows)
         saved = {"categories": of, "rows": [row("aded:datastore=x", spread, 1), other]}
-        monkeypatch.setattr(papers, "read", lambda _, saved=saved: saved)
+        monkeypatch.setattr(papers, "read_result", lambda _, saved=saved: saved)
         assert tuple(r["verdict"] for r in papers.by_category()) == wanted
     monkeypatch.undo()
     taus, nodes = papers.per_category(

@@ -13,7 +13,7 @@ from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.engine import Engine
-from draftree.evaluation.step_profile import Ceilings, parts, per_token, profile_step
+from draftree.evaluation.step_profile import Ceilings, part_figures, per_token, profile_step
 from draftree.metrics import Stats, Work, total
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
@@ -86,7 +86,7 @@ def target() -> Target:
 
 def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
     stats = written(target)
-    found = {part.name: part for part in parts(stats)}
+    found = {part.name: part for part in part_figures(stats)}
     assert set(found) == {
         "prompt", "draft bookkeeping", "growing", "packing, mask", "target pass", "p, accepting", "committing", "text", "other",
     }  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_slow_part_is_found(
     monkeypatch.setattr(
         where, name, staticmethod(clock.slowed(own)) if where is ForwardBatch else clock.slowed(own)
     )
-    found = {p.name: p.seconds for p in parts(written(target))}
+    found = {p.name: p.seconds for p in part_figures(written(target))}
     assert found.pop("prompt", 0) in (0, 1), "the prompt is fed and kept"
     found.pop("other", None)  # the prompt's token
     assert list(found) == [part]

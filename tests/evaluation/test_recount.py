@@ -80,7 +80,7 @@ def counted(result: dict[str, Any]) -> list[Any]:
 
 
 def test_the_same_costs_give_the_saved_figures(saved: Path) -> None:
-    result = result_rows.read(saved)
+    result = result_rows.read_result(saved)
     again = reprice.reprice_result(
         result, {d: CostTable.load(saved.parent / "costs.json") for d in reprice.drafters(result)}
     )
@@ -119,10 +119,10 @@ def test_other_costs_give_other_figures_and_refuse_what_reads_them(
         )
         == 0
     )
-    new = result_rows.read(tmp_path / "n.json")
+    new = result_rows.read_result(tmp_path / "n.json")
     assert [r["policy"] for r in new["rows"]] == [None, "chain:length=3", "vct:width=2,depth=3"]
     row = new["rows"][1]
-    works = [w for _, works in step_codec.decode(row["work"], "row") for w in works]
+    works = [w for _, works in step_codec.decode_steps(row["work"], "row") for w in works]
     assert row["counted_seconds"] == pytest.approx(
         sum(OTHER.at(w.context, 1).step(w) for w in works)
     )
@@ -135,7 +135,7 @@ def test_other_costs_give_other_figures_and_refuse_what_reads_them(
 
 
 def test_what_cannot_be_recounted_is_told(saved: Path, tmp_path: Path, capsys) -> None:
-    result, out = result_rows.read(saved), tmp_path / "old.json"
+    result, out = result_rows.read_result(saved), tmp_path / "old.json"
     for change, told in (
         ({"format": 3}, "of format 3, allowed is 1 … 2"),
         (
@@ -162,7 +162,7 @@ def test_what_cannot_be_recounted_is_told(saved: Path, tmp_path: Path, capsys) -
 def test_a_result_of_format_1_is_read(tmp_path: Path) -> None:
     old = ROOT / "benchmarks" / "results" / "policies_edd.json"
     assert "format" not in json.loads(old.read_text())
-    assert result_rows.read(old)["rows"]
+    assert result_rows.read_result(old)["rows"]
 
 
 Columns = st.lists(
@@ -184,9 +184,9 @@ def test_coded_work_is_the_work(prompts: list[Any], start: int) -> None:
             context += steps[-1].accepted + 1
         stats.append(Stats(steps=steps, work=work))
     coded = json.loads(json.dumps(step_codec.encode(stats)))
-    assert step_codec.decode(coded, "a row") == [(s.steps, s.work) for s in stats]
+    assert step_codec.decode_steps(coded, "a row") == [(s.steps, s.work) for s in stats]
     del coded["finds"]  # as before they were counted
-    assert step_codec.decode(coded, "a row") == [
+    assert step_codec.decode_steps(coded, "a row") == [
         (s.steps, [replace(w, finds=0) for w in s.work]) for s in stats
     ]
 
@@ -208,21 +208,24 @@ def test_a_broken_log_is_told(change: dict[str, list[int]]) -> None:
     )
     log |= change  # of two steps
     with pytest.raises(UserError):
-        step_codec.decode(log, "a row")
+        step_codec.decode_steps(log, "a row")
 
 
 def test_results_stay_small(saved: Path) -> None:
-    row = result_rows.read(saved)["rows"][1]
+    row = result_rows.read_result(saved)["rows"][1]
     assert len(json.dumps(row["work"])) < 20 * row["steps"], "columns are run-length coded"
-    assert result_rows.read(saved)["rows"][0]["work"]["fed"] == [
+    assert result_rows.read_result(saved)["rows"][0]["work"]["fed"] == [
         1,
-        result_rows.read(saved)["rows"][0]["steps"],
+        result_rows.read_result(saved)["rows"][0]["steps"],
     ]
 
 
-@pytest.mark.parametrize("name", roofline.names())
+@pytest.mark.parametrize("name", roofline.machine_names())
 def test_a_derived_file_is_what_its_formula_gives(name: str) -> None:
-    file, machine = json.loads((roofline.FOLDER / f"{name}.json").read_text()), Machine.load(name)
+    file, machine = (
+        json.loads((roofline.MACHINES_FOLDER / f"{name}.json").read_text()),
+        Machine.load(name),
+    )
     assert {"kind", "device", "source", "formula", "assumptions"} == set(file["about"])
     assert file["about"]["kind"] in ("derived", "published", "measured")
     assert machine.table.simulated
@@ -283,7 +286,7 @@ def test_one_run_is_priced_on_several_machines(saved: Path, tmp_path: Path, caps
     asked = ("--machine", "h100-8b", "--machine", "rtx4090-8b-int4", "--without", "pct")
     assert status("recount", saved, *asked, "--out", out) == 0
     assert "Simulated: " in capsys.readouterr().out
-    result = result_rows.read(out)
+    result = result_rows.read_result(out)
     assert result["simulated"]
     rows = {(r["machine"], r["drafter"]): r for r in result["rows"] if r["policy"]}
     wide, narrow = rows["h100-8b", "edd"], rows["rtx4090-8b-int4", "edd"]
@@ -307,7 +310,7 @@ def test_a_bench_on_a_machine_is_simulated_and_grows_its_trees_by_it(
     )
     assert status(*asked, "--machine", "h100-8b", "--out", out) == 0
     assert "simulated, on h100-8b" in capsys.readouterr().out
-    result = result_rows.read(out)
+    result = result_rows.read_result(out)
     assert result["simulated"]
     assert result["rows"][1]["counted_speedup"] is not None
     assert "speedup" not in result["rows"][1], "nothing clocked stands beside what is simulated"
@@ -378,7 +381,7 @@ def test_one_curve_prices_the_target_alike_for_all_drafters(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The machine was twice as slow while one drafter was priced: its speed-ups stay, its seconds do not."""
-    result = result_rows.read(saved)
+    result = result_rows.read_result(saved)
     doubled = json.loads(json.dumps(result["provenance"]["costs"]["edd"]))
     for entry in doubled["entries"]:
         for name in ("draft", "target"):
@@ -388,7 +391,7 @@ def test_one_curve_prices_the_target_alike_for_all_drafters(
     (tmp_path / "r.json").write_text(json.dumps(result))
     assert status("recount", tmp_path / "r.json", "--one-curve", "--out", tmp_path / "o.json") == 0
     capsys.readouterr()
-    new = result_rows.read(tmp_path / "o.json")
+    new = result_rows.read_result(tmp_path / "o.json")
     costs = new["provenance"]["costs"]
     for old, edd, suffix in zip(
         result["provenance"]["costs"]["edd"]["entries"],
@@ -412,7 +415,7 @@ def test_one_curve_prices_the_target_alike_for_all_drafters(
 
 
 def test_one_curve_is_refused_where_costs_do_not_fit_together(saved: Path) -> None:
-    result = result_rows.read(saved)
+    result = result_rows.read_result(saved)
     with pytest.raises(UserError, match=r"different contexts or numbers of sequences: a: .*; b: "):
         reprice.one_curve({"a": COSTS, "b": OTHER})
     assert reprice.one_curve({"a": COSTS, "b": COSTS})["b"].entries == COSTS.entries

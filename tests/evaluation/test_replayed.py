@@ -15,7 +15,7 @@ from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import suites
 from draftree.evaluation.replay_target import ReplayTarget
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.trace_store import Recordings
 from draftree.registry import build, own_names, part
 from draftree.target.target import HiddenStateSpec
@@ -55,7 +55,9 @@ def test_a_replay_takes_the_steps_of_the_live_run(
             encode(target.tokenizer, prompt.content), 10, target.eos, i, sampling=sampling
         )
         wanted = replace(live, learned={}).write([request], reuse=False)
-        text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
+        text = TokenText(
+            np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt)
+        )
         source = ReplayTarget.along(target, text, live.drafter.needs.hidden)
         for _ in range(2):  # the second finds the caches as the first has left them
             replayed = replace(live, target=source, learned={})
@@ -82,7 +84,9 @@ def test_a_drafter_of_no_demo_is_replayed_step_by_step(target: Target, name: str
     for temperature in (0.0, 1.0):
         (request,) = asked(target, 1, temperature, 6)
         wanted = replace(live, learned={}).write([request], reuse=False)
-        text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
+        text = TokenText(
+            np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt)
+        )
         source = ReplayTarget.along(target, text, live.drafter.needs.hidden)
         found = replace(live, target=source, learned={}).write([request], reuse=False)
         assert (found.tokens, found.stats.steps, found.stats.work) == (
@@ -95,7 +99,7 @@ def test_a_drafter_of_no_demo_is_replayed_step_by_step(target: Target, name: str
 
 def test_what_needs_passes_of_the_target_is_refused(target: Target) -> None:
     request = Request([5, 6, 7], 8)
-    text = Text(np.array([5, 6, 7, 8, 9, 10]), 3)
+    text = TokenText(np.array([5, 6, 7, 8, 9, 10]), 3)
     with pytest.raises(UserError, match="probes"):
         replace(
             engine(target, "lookahead", "trie"), target=ReplayTarget.along(target, text, ())
@@ -266,7 +270,7 @@ def test_a_replay_takes_the_drafter_s_time(pair: str) -> None:
     for _ in range(4):  # the first one warms up; other programs only ever make the others slower
         done = [replace(live, learned={}).write([r], reuse=False) for r in requests]
         texts = [
-            Text(np.array([*r.prompt, *d.tokens[0]], np.int64), len(r.prompt))
+            TokenText(np.array([*r.prompt, *d.tokens[0]], np.int64), len(r.prompt))
             for r, d in zip(requests, done, strict=True)
         ]
         sources = [ReplayTarget.along(small, text, live.drafter.needs.hidden) for text in texts]

@@ -11,18 +11,18 @@ import pytest
 
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
-from draftree.engine import plain
+from draftree.engine import generate_plain
 from draftree.evaluation import report_text, result_rows
 from draftree.evaluation.drafter_calibration import (
     BINS,
     CANDIDATES,
-    DEPTHS,
+    MAX_DEPTHS,
     RANKS,
     CandidateTrace,
     by_category,
     frontiers,
 )
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.request import Request
 from draftree.target.target_names import shipped_folder
 from draftree.testing.fakes import Always, tiny_target
@@ -63,8 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_page_stands_by_itself_and_answers(folder: Path, capsys) -> None:
     assert run("report", folder / "r.json", "--out", folder / "r.html") == 0
     said, text = capsys.readouterr().out, (folder / "r.html").read_text()
-    result = result_rows.read(folder / "r.json")
-    assert report_text.verdict(result) in said
+    result = result_rows.read_result(folder / "r.json")
+    assert report_text.advice_text(result) in said
     assert "vdm" in text
     assert "pld" in text
     assert not re.search(r"""(?:src|href)=["'](?!#)|@import|url\((?!#)""", text), (
@@ -105,15 +105,18 @@ def fake(speedups: dict[str, float], noise: float = 0.02, prompts: int = 20) -> 
 
 
 def test_the_last_paragraph_says_what_the_figures_say() -> None:
-    assert "speculate with d fast: 1.50 ×" in report_text.verdict(fake({"slow": 1.2, "fast": 1.5}))
-    assert "No other pairing" in report_text.verdict(fake({"slow": 1.2, "fast": 1.5}))
-    assert "Possibly as good: d near." in report_text.verdict(fake({"near": 1.49, "fast": 1.5}))
-    assert "do not speculate" in report_text.verdict(fake({"slow": 0.8}))
-    assert "too few prompts to say whether to speculate: d some has 1.50 ×" in report_text.verdict(
-        fake({"some": 1.5}, prompts=7)
+    assert "speculate with d fast: 1.50 ×" in report_text.advice_text(
+        fake({"slow": 1.2, "fast": 1.5})
     )
-    assert "nothing was told apart" in report_text.verdict(fake({"same": 1.001}, 0.2))
-    assert "speculate with d sure" in report_text.verdict(fake({"sure": 1.3}) | {})
+    assert "No other pairing" in report_text.advice_text(fake({"slow": 1.2, "fast": 1.5}))
+    assert "Possibly as good: d near." in report_text.advice_text(fake({"near": 1.49, "fast": 1.5}))
+    assert "do not speculate" in report_text.advice_text(fake({"slow": 0.8}))
+    assert (
+        "too few prompts to say whether to speculate: d some has 1.50 ×"
+        in report_text.advice_text(fake({"some": 1.5}, prompts=7))
+    )
+    assert "nothing was told apart" in report_text.advice_text(fake({"same": 1.001}, 0.2))
+    assert "speculate with d sure" in report_text.advice_text(fake({"sure": 1.3}) | {})
     assert "75%" in report_text.gap_sentences(fake({"slow": 1.2, "fast": 1.5}))[0]
 
 
@@ -160,13 +163,15 @@ def test_heat_maps_by_hand() -> None:
 def test_a_drafter_that_is_always_right_has_rank_1_at_every_depth() -> None:
     target = tiny_target()
     requests = [Request([3, 1, n], 14, number=n) for n in range(1, 4)]
-    written = plain(target, requests).tokens
+    written = generate_plain(target, requests).tokens
     plans = [[*r.prompt, *w] for r, w in zip(requests, written, strict=True)]
-    found = CandidateTrace.along(target, Always(plans, 61), [Text(np.array(p), 3) for p in plans])
+    found = CandidateTrace.along(
+        target, Always(plans, 61), [TokenText(np.array(p), 3) for p in plans]
+    )
     assert set(found.rank.tolist()) == {0}
     assert found.reached.all()
-    assert max(found.depth) == DEPTHS
-    assert [row[0] for row in found.by_depth()] == [1.0] * DEPTHS
+    assert max(found.depth) == MAX_DEPTHS
+    assert [row[0] for row in found.by_depth()] == [1.0] * MAX_DEPTHS
     assert len(found.by_depth()[0]) == RANKS
 
 
@@ -207,7 +212,7 @@ def test_pictures_are_drawn_as_png_and_svg(folder: Path, capsys) -> None:
     assert run("analyse", *words, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["places"] > 0
-    assert len(said["rank_by_depth"]) == DEPTHS
+    assert len(said["rank_by_depth"]) == MAX_DEPTHS
     assert [r["drafter"] for r in said["result"]] == ["vdm", "pld"]
     interval = said["rank_by_interval"]
     assert sum(interval["places"]) > 0

@@ -10,7 +10,7 @@ import pytest
 from draftree.data.prompts import question
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.dataset_formats import FORMATS, SPIDER
+from draftree.evaluation.dataset_formats import DATASET_FORMATS, SPIDER
 from draftree.evaluation.grid import choose_requests
 
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
@@ -40,7 +40,7 @@ def test_a_question_is_worded_as_the_papers_word_it(name: str, tmp_path: Path) -
 
 
 def test_every_format_with_a_wording_of_its_own_is_tested() -> None:
-    assert {name for name, known in FORMATS.items() if known.official} == ROWS.keys()
+    assert {name for name, known in DATASET_FORMATS.items() if known.official} == ROWS.keys()
 
 
 def test_suites_are_joined_and_their_prompts_stay_apart(tmp_path: Path) -> None:

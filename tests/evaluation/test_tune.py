@@ -7,10 +7,10 @@ import pytest
 
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.evaluation.bootstrap import Ratio
-from draftree.evaluation.policy_search import Search, SearchResult, search_space, spec
+from draftree.evaluation.policy_search import OptionSearch, SearchResult, search_space, spec
 from draftree.evaluation.trace_store import Recordings
 from draftree.registry import build
 from draftree.request import Request
@@ -28,12 +28,15 @@ def target() -> Target:
     return found
 
 
-def search(target: Target, folder: Path, policy: str) -> Search:
-    plans = [[*r.prompt, *w] for r, w in zip(REQUESTS, plain(target, REQUESTS).tokens, strict=True)]
+def search(target: Target, folder: Path, policy: str) -> OptionSearch:
+    plans = [
+        [*r.prompt, *w]
+        for r, w in zip(REQUESTS, generate_plain(target, REQUESTS).tokens, strict=True)
+    ]
     drafter = Always(plans, 61)
     recordings = Recordings.open(folder / "of", target, [drafter.needs])
     recordings.record(REQUESTS)
-    return Search(
+    return OptionSearch(
         Engine(target, drafter, build("policy", policy), costs=COSTS), "always", policy, recordings
     )
 

@@ -39,7 +39,7 @@ from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
-from draftree.training.export import FORMATS, export
+from draftree.training.export import CONVERTERS, export
 from folders import target_folder
 from forests import texts
 from selection import one_in
@@ -489,7 +489,8 @@ def test_the_formats() -> None:
         for name in registry.names("drafter")
     }
     assert {
-        format: [name for name, known in declared.items() if format in known] for format in FORMATS
+        format: [name for name, known in declared.items() if format in known]
+        for format in CONVERTERS
     } == {
         "speculators": ["dflash", "dspark", "eagle", "eagle3", "jetspec", "peagle"],
         "eagle": ["eagle", "eagle3"],

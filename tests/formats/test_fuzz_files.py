@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from architectures import fresh, target
 from draftree.cli.arguments import quiet
 from draftree.engine import Engine
-from draftree.errors import LONGEST, UserError
+from draftree.errors import MAX_MESSAGE_CHARACTERS, UserError
 from draftree.policies.chain import Chain
 from draftree.registry import KINDS, build, knobs, names
 from draftree.target.checkpoint_sizes import check_shapes
@@ -113,7 +113,9 @@ def specs(kind: str, seeds: range) -> None:
         except BaseException as error:
             error.add_note(f"{kind}, case {seed}: {spec[:200]}")
             raise
-        assert said is None or ("\n" not in said and 0 < len(said) <= 2 * LONGEST), said
+        assert said is None or ("\n" not in said and 0 < len(said) <= 2 * MAX_MESSAGE_CHARACTERS), (
+            said
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -430,7 +432,7 @@ def test_the_command_line_tells_it_in_one_line(
     )
     status, out, err = draftree("generate", "x", *usual, *options)
     assert (status, out, err.count("\n")) == (2, "", 1), err
-    assert len(err) < 2 * LONGEST
+    assert len(err) < 2 * MAX_MESSAGE_CHARACTERS
 
 
 # The fuzzer's own limits.

@@ -34,7 +34,7 @@ from draftree.target.kernel_choice import select_capture
 from draftree.target.target import Target
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS, cases
-from draftree.testing.fakes import Recorder, tiny_target
+from draftree.testing.fakes import PassRecorder, tiny_target
 from draftree.utils.hardware import to_device
 from folders import target_folder
 from selection import one_in
@@ -46,12 +46,12 @@ ENOUGH = 6
 
 
 @pytest.fixture(scope="module")
-def recorder() -> Recorder:
-    return Recorder()
+def recorder() -> PassRecorder:
+    return PassRecorder()
 
 
 @pytest.fixture(scope="module")
-def suite(recorder: Recorder) -> Suite:
+def suite(recorder: PassRecorder) -> Suite:
     """The conformance suite with recorded passes; `python -m draftree.testing --captured` runs it whole, by hand."""
     return Suite(tiny_target(capture=Graphs(recorder)))
 
@@ -77,7 +77,7 @@ def some() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", some(), ids=str)
-def test_texts_are_plain_ones(suite: Suite, recorder: Recorder, case: Case) -> None:
+def test_texts_are_plain_ones(suite: Suite, recorder: PassRecorder, case: Case) -> None:
     before = recorder.launched
     suite.run(case)
     assert recorder.launched > before or not suite.coverage.cases[case.check]
@@ -241,7 +241,7 @@ def test_a_step_is_few_launches(
     """
     drafter, policy, layers = growth
     monkeypatch.setattr(places, "on_host", lambda device: False)
-    recorder = Recorder()
+    recorder = PassRecorder()
     target = tiny_target(context=96, capture=Graphs(recorder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -291,7 +291,7 @@ def test_a_step_of_a_tree_that_depends_on_values_waits_once(
     policy: str, sampling: Sampling, drafter: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "on_host", lambda device: False)
-    recorder = Recorder()
+    recorder = PassRecorder()
     target = tiny_target(context=96, capture=Graphs(recorder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -348,7 +348,7 @@ def test_a_step_is_three_launches_and_one_for_each_layer(
 ) -> None:
     """With drafts that are accepted, so that trees grow at temperature 1, too."""
     monkeypatch.setattr(places, "on_host", lambda device: False)
-    recorder = Recorder()
+    recorder = PassRecorder()
     target = tiny_target(context=96, capture=Graphs(recorder))
     drafts, writing = agreeing(target), SequenceBatch(target.new_cache(rows, 768))
     costs, rule = (
@@ -381,7 +381,7 @@ def test_a_step_is_three_launches_and_one_for_each_layer(
 
 def test_a_recorded_pass_reads_what_is_given_now() -> None:
     """The second pass of a kind repeats the first one's work, with its own tokens, positions, mask and slots."""
-    recorder = Recorder()
+    recorder = PassRecorder()
     captured, plain = tiny_target(capture=Graphs(recorder)).decoder, tiny_target().decoder
     caches = captured.new_cache(1, 8), plain.new_cache(1, 8)
     for ids in ([3, 4, 5], [9, 8, 7], [1, 2, 6]):
@@ -415,7 +415,7 @@ def a_pass(decoder: Decoder, cache: SlotCache, first: int = 3) -> Tensor:
 
 def test_a_recording_of_another_cache_is_not_replayed() -> None:
     """As where the memory of a cache that is gone is given out again: the same keys, other values."""
-    recorder = Recorder()
+    recorder = PassRecorder()
     decoder = tiny_target(capture=Graphs(recorder)).decoder
     first, second = decoder.new_cache(1, 8), decoder.new_cache(1, 8)
     wanted = a_pass(decoder, first)
@@ -449,7 +449,7 @@ def attends_otherwise(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("change", [replaced, written_to, wrapped, attends_otherwise])
 def test_a_recording_of_another_network_is_not_replayed(change: Callable[[Decoder], None]) -> None:
-    recorder = Recorder()
+    recorder = PassRecorder()
     decoder = tiny_target(capture=Graphs(recorder)).decoder
     cache = decoder.new_cache(1, 8)
     a_pass(decoder, cache)
@@ -510,7 +510,7 @@ class Failing:
 
     def __init__(self, begin: int = 0) -> None:
         self._left = begin
-        self._record = Recorder()
+        self._record = PassRecorder()
 
     def __call__(
         self, work: Callable[[], OutputTensors]
@@ -547,7 +547,7 @@ def test_passes_that_cannot_be_recorded_run_as_they_are(
 def test_an_error_of_the_pass_itself_is_no_failed_recording(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    decoder = tiny_target(capture=Graphs(Recorder())).decoder
+    decoder = tiny_target(capture=Graphs(PassRecorder())).decoder
     with pytest.raises(IndexError):
         a_pass(decoder, decoder.new_cache(1, 8), first=1000)
     assert not caplog.records
@@ -555,7 +555,7 @@ def test_an_error_of_the_pass_itself_is_no_failed_recording(
     assert a_pass(decoder, decoder.new_cache(1, 8)).isfinite().all()
 
 
-class Wrong(Recorder):
+class Wrong(PassRecorder):
     """A recorder whose repetitions forget the inputs, or scale the results."""
 
     def __init__(self, factor: float) -> None:
@@ -580,11 +580,11 @@ class Wrong(Recorder):
 
 
 @pytest.mark.parametrize(
-    ("recorder", "good"), [(Recorder(), True), (Wrong(1.01), False), (Wrong(1), False)]
+    ("recorder", "good"), [(PassRecorder(), True), (Wrong(1.01), False), (Wrong(1), False)]
 )
 @pytest.mark.parametrize("way", ["loaded", "handed in"])
 def test_recordings_are_tried_at_load(
-    recorder: Recorder,
+    recorder: PassRecorder,
     good: bool,
     way: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -637,7 +637,7 @@ def test_a_language_model_drafts_with_recorded_passes(tmp_path: Any) -> None:
     folder = str(target_folder(tmp_path))
     target = Target.load(folder)
     assert isinstance(LM(folder).open(target).decoder.capture, EagerCapture)
-    target.decoder.use_capture(Graphs(Recorder()))
+    target.decoder.use_capture(Graphs(PassRecorder()))
     drafter = LM(folder).open(target)
     assert isinstance(drafter.decoder.capture, Graphs)
     assert isinstance(drafter.decoder.runner, GraphRunner)

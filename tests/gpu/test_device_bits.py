@@ -24,7 +24,7 @@ from draftree.sampling import devices
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
-from draftree.testing.fakes import Recorder, tiny_target
+from draftree.testing.fakes import PassRecorder, tiny_target
 from selection import one_in
 
 WIDTH = 64
@@ -37,7 +37,7 @@ def single() -> Target:
     model: Any = tiny_target(context=96).decoder.model.float()
     head = model.get_output_embeddings().weight.data
     head[1::2] = head[: len(head) // 2 * 2 : 2]
-    return Target(Decoder(model, capture=Graphs(Recorder())), "tiny")
+    return Target(Decoder(model, capture=Graphs(PassRecorder())), "tiny")
 
 
 def drafter(name: str, target: Target, broken: bool) -> Drafter[Any]:
@@ -55,7 +55,7 @@ def drafter(name: str, target: Target, broken: bool) -> Drafter[Any]:
     if broken:
         embedding = model.get_input_embeddings().weight.data
         embedding[52:57], embedding[2:6] = torch.nan, torch.inf
-    return LMDrafter(Target(Decoder(model, capture=Graphs(Recorder())), "off"))
+    return LMDrafter(Target(Decoder(model, capture=Graphs(PassRecorder())), "off"))
 
 
 def written(

@@ -23,7 +23,7 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.testing.conformance import COSTS
-from draftree.testing.fakes import Recorder, tiny_target
+from draftree.testing.fakes import PassRecorder, tiny_target
 from draftree.utils.device_clock import EventClock, HostClock, clock_of
 
 PASS, FIRST = 11.0, 2.0
@@ -101,7 +101,7 @@ def steps(
     policy: str, costs: Any, count: int, sampling: Sampling = Sampling()
 ) -> Iterator[SequenceBatch]:
     """Steps of a target that is its own drafter, on what stands for a GPU."""
-    target = tiny_target(context=96, capture=Graphs(Recorder()))
+    target = tiny_target(context=96, capture=Graphs(PassRecorder()))
     rows = SequenceBatch(target.new_cache(1, 96))
     rule = build("acceptor", "greedy" if sampling.greedy else "match")
     parts = Components(target, language_model(target, target), build("policy", policy), rule, costs)
@@ -170,7 +170,7 @@ def test_steps_that_record_passes_teach_nothing(device: list[int]) -> None:
 
 
 def test_recordings_of_a_drafter_count_with_the_targets() -> None:
-    graphs = Graphs(Recorder())
+    graphs = Graphs(PassRecorder())
     other = graphs.of(torch.nn.Linear(1, 1))
     work = lambda given: (given["x"] + 1,)
     other.run("a kind", {"x": torch.zeros(1)}, work)

@@ -27,7 +27,7 @@ from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.logits_processors import FrequencyPenalty
 from draftree.sampling.params import Sampling
 from draftree.target.target import HiddenStateSpec, VerificationResult
-from draftree.testing.fakes import Recorder, tiny_target
+from draftree.testing.fakes import PassRecorder, tiny_target
 from draftree.tree import Candidates, Draw, Tree
 
 SETTINGS = [
@@ -183,7 +183,7 @@ def test_coupled_drafting_never_waits(
 
 def grown(target_rows: int) -> Iterator[tuple[SequenceBatch, Tree, VerificationResult]]:
     """Rows that write at temperature 1, a tree, and the pass over it, on what stands for a device."""
-    target = tiny_target(context=96, capture=Graphs(Recorder()))
+    target = tiny_target(context=96, capture=Graphs(PassRecorder()))
     rows = SequenceBatch(target.new_cache(target_rows, 96))
     rows.admit(
         override_sampling(

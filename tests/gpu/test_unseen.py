@@ -40,7 +40,7 @@ from draftree.sampling.params import Sampling
 from draftree.target.device_tree import Choose, Layers, NodeBatch, Nodes
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
-from draftree.testing.fakes import Recorder, tiny_target
+from draftree.testing.fakes import PassRecorder, tiny_target
 from draftree.tree import Candidates, DraftVocab, Ints, Tree, TreeBudget
 from forests import random_forest
 from selection import one_in
@@ -343,7 +343,7 @@ DRAFTERS: dict[str, Callable[[Target], Drafter[Any]]] = {
     "vdm": one_layer("vdm"),
     "lm": lambda target: lm(target, 0.01),
     "lm-right": lambda target: lm(target, 0.0),
-    "lm-recorded": lambda target: lm(target, 0.01, Graphs(Recorder())),
+    "lm-recorded": lambda target: lm(target, 0.01, Graphs(PassRecorder())),
     "eagle": one_layer("eagle"),
     "eagle-vocabulary": one_layer("eagle", draft_vocab=20),
     "eagle3": one_layer("eagle3"),
@@ -440,7 +440,7 @@ def test_texts_trees_and_figures_are_the_hosts(
         asked = [replace(r, eos=frozenset(end)) for r, end in zip(asked, ends, strict=True)]
         theirs = written(EagerCapture(), DRAFTERS[name], policy, asked)
     assert not unseen
-    same(written(Graphs(Recorder()), DRAFTERS[name], policy, asked), theirs)
+    same(written(Graphs(PassRecorder()), DRAFTERS[name], policy, asked), theirs)
     assert max(unseen) > 0
     assert name != "lm-right" or theirs[0].stats.acceptance_length > 2
 
@@ -460,7 +460,7 @@ def test_texts_are_the_hosts(name: str, policy: Policy, unseen: list[int]) -> No
     for requests in (ragged[:1], ragged):
         ours, theirs = (
             written(c, DRAFTERS[name], policy, requests)
-            for c in (Graphs(Recorder()), EagerCapture())
+            for c in (Graphs(PassRecorder()), EagerCapture())
         )
         assert ours[0].written == theirs[0].written
         assert max(unseen) > 0
@@ -473,7 +473,7 @@ def test_texts_are_the_hosts(name: str, policy: Policy, unseen: list[int]) -> No
 def test_texts_end_with_the_context(name: str, policy: Policy, unseen: list[int]) -> None:
     requests = [Request(prompt(40 - missing), 30, number=missing) for missing in (9, 4, 0)]
     same(
-        written(Graphs(Recorder()), DRAFTERS[name], policy, requests),
+        written(Graphs(PassRecorder()), DRAFTERS[name], policy, requests),
         written(EagerCapture(), DRAFTERS[name], policy, requests),
     )
     assert unseen
@@ -484,7 +484,7 @@ def test_layers_with_windows_and_other_architectures(name: str, unseen: list[int
     """Windows of five positions, in all layers or in half of them."""
     requests = [Request(prompt(n), 9, number=n) for n in (12, 4)]
     runs = []
-    for capture in (Graphs(Recorder()), EagerCapture()):
+    for capture in (Graphs(PassRecorder()), EagerCapture()):
         target = Target(Decoder(model(name), capture=capture))
         rows = SequenceBatch(target.new_cache(2, 8))
         drafter = DRAFTERS["edd-vocabulary"](target)
@@ -524,7 +524,7 @@ def test_rows_come_and_go(unseen: list[int]) -> None:
                 _, state = admit(parts, rows, [Request(prompt(4), 20, number=1)], state)
         return texts
 
-    assert run(Graphs(Recorder())) == run(EagerCapture())
+    assert run(Graphs(PassRecorder())) == run(EagerCapture())
     assert len(unseen) == 4
 
 
@@ -545,7 +545,7 @@ def test_logits_that_are_no_numbers(where: str, unseen: list[int]) -> None:
         EAGLE2(nodes=9, depth=4, width=3),
     )
     runs = []
-    for capture in (Graphs(Recorder()), EagerCapture()):
+    for capture in (Graphs(PassRecorder()), EagerCapture()):
         with pytest.warns(DraftreeWarning, match="not finite"):
             runs.append(written(capture, broken, policy, requests))
     same(*runs)
@@ -575,7 +575,7 @@ def test_otherwise_the_host_grows_trees(
     why: str, request_: Request, policy: Policy, unseen: list[int]
 ) -> None:
     same(
-        written(Graphs(Recorder()), DRAFTERS["edd"], policy, [request_]),
+        written(Graphs(PassRecorder()), DRAFTERS["edd"], policy, [request_]),
         written(EagerCapture(), DRAFTERS["edd"], policy, [request_]),
     )
     assert not unseen
@@ -585,7 +585,7 @@ def test_trees_that_have_no_room_are_the_hosts(unseen: list[int]) -> None:
     """Of four layers that would be 1,364 nodes; near the end of the text there is room."""
     runs = [
         written(capture, DRAFTERS["edd"], VCT(4, 5), [Request(prompt(6), 10)])
-        for capture in (Graphs(Recorder()), EagerCapture())
+        for capture in (Graphs(PassRecorder()), EagerCapture())
     ]
     same(*runs)
     assert 0 < len(unseen) < len(runs[0][0].stats.steps)
@@ -625,7 +625,7 @@ def test_sampled_texts_are_the_hosts(
     theirs = written(EagerCapture(), DRAFTERS[name], policy, requests, rule=rule)
     assert not unseen
     monkeypatch.setattr(devices, "on_host", lambda device: False)
-    same(written(Graphs(Recorder()), DRAFTERS[name], policy, requests, rule=rule), theirs)
+    same(written(Graphs(PassRecorder()), DRAFTERS[name], policy, requests, rule=rule), theirs)
     assert max(unseen) > 0
     if name == "lm-right":
         assert theirs[0].stats.acceptance_length > 1.5
@@ -654,7 +654,7 @@ def test_otherwise_the_host_draws(rule: str, samplings: list[Sampling], unseen: 
     requests = [Request(prompt(6), 6, number=i, sampling=each) for i, each in enumerate(samplings)]
     runs = [
         written(capture, DRAFTERS["edd"], VCT(2, 3), requests, rule=rule)
-        for capture in (Graphs(Recorder()), EagerCapture())
+        for capture in (Graphs(PassRecorder()), EagerCapture())
     ]
     same(*runs)
     assert not unseen

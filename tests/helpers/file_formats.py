@@ -45,7 +45,7 @@ from draftree.drafters.rest import REST, RESTDrafter, load_corpus
 from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
-from draftree.errors import LONGEST, DraftreeError, UserError
+from draftree.errors import MAX_MESSAGE_CHARACTERS, DraftreeError, UserError
 from draftree.evaluation import resume, roofline, suites
 from draftree.evaluation.trace_store import Recordings
 from draftree.policies.c2t import Classifier
@@ -60,7 +60,7 @@ from draftree.testing.conformance import COSTS
 from draftree.text.option_fields import Parameters
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Shards
-from draftree.training.trainer import Plan, train
+from draftree.training.trainer import TrainingPlan, train
 from draftree.tuning._tree_dataset import Collected, Nodes
 from draftree.utils import hardware
 from folders import byte_tokenizer, target_folder
@@ -180,8 +180,8 @@ def asked(path: Path) -> None:
 
 
 def fed(path: Path) -> None:
-    samples.read([path / "data.jsonl"], byte_tokenizer(), 40)
-    samples.read([path / "data.json"], byte_tokenizer(), 40)
+    samples.read_samples([path / "data.jsonl"], byte_tokenizer(), 40)
+    samples.read_samples([path / "data.json"], byte_tokenizer(), 40)
 
 
 @cache
@@ -416,7 +416,7 @@ def trained(folder: Path, tell: Callable[[Any], None] = lambda _: None) -> None:
     torch.manual_seed(1)
     texts = np.random.default_rng(0).integers(0, 61, (8, 12))
     samples = [Sample(text, np.arange(12) >= 3) for text in texts]
-    plan = Plan(batch_size=2, epochs=2, held_out=0, save_every=2, evaluate_every=1)
+    plan = TrainingPlan(batch_size=2, epochs=2, held_out=0, save_every=2, evaluate_every=1)
     assert train(t, VDM().fresh(t), samples, plan, folder, tell).step == 8
 
 
@@ -504,11 +504,11 @@ def gone_on(folder: Path) -> None:
 
 def machine(folder: Path) -> None:
     folder.mkdir()
-    shutil.copy(roofline.FOLDER / "h100-8b.json", folder / "machine.json")
+    shutil.copy(roofline.MACHINES_FOLDER / "h100-8b.json", folder / "machine.json")
 
 
 def counted(folder: Path) -> None:
-    with mock.patch.object(roofline, "FOLDER", folder):
+    with mock.patch.object(roofline, "MACHINES_FOLDER", folder):
         found = roofline.Machine.load("machine")
         assert found.costs(roofline.ONE_LAYER).at(50, 2).target_seconds(3) > 0
         assert found.summary
@@ -546,7 +546,7 @@ def parquet(folder: Path) -> None:
 
 
 def fed_with_parquet(folder: Path) -> None:
-    samples.read([folder / "data.parquet"], byte_tokenizer(), 40)
+    samples.read_samples([folder / "data.parquet"], byte_tokenizer(), 40)
 
 
 @dataclass(frozen=True)
@@ -625,7 +625,9 @@ def use(name: str, folder: Path) -> str | None:
         AssertionError: the output is not the target's, or the message is no short line.
     """
     message = refusal(FORMATS[name].use, folder)
-    assert message is None or ("\n" not in message and 0 < len(message) <= 2 * LONGEST), message
+    assert message is None or (
+        "\n" not in message and 0 < len(message) <= 2 * MAX_MESSAGE_CHARACTERS
+    ), message
     return message
 
 

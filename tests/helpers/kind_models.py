@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from architectures import build
-from draftree.costs.curves import UNIT
+from draftree.costs.curves import UNIT_COSTS
 from draftree.drafters.base import Drafter
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.models.causal_lm import Decoder
 from draftree.registry import build as part
 from draftree.request import Request
@@ -53,13 +53,13 @@ def written(
     to: Target, drafter: Drafter[Any], prompts: list[list[int]], count: int = 12
 ) -> list[list[int]]:
     """What an engine writes with a drafter."""
-    engine = Engine(to, drafter, part("policy", "eagle2"), costs=UNIT)
+    engine = Engine(to, drafter, part("policy", "eagle2"), costs=UNIT_COSTS)
     return engine.write([Request(prompt, count) for prompt in prompts]).tokens
 
 
 def expected(to: Target, prompts: list[list[int]], count: int = 12) -> list[list[int]]:
     """What the target writes alone."""
-    return plain(to, [Request(prompt, count) for prompt in prompts]).tokens
+    return generate_plain(to, [Request(prompt, count) for prompt in prompts]).tokens
 
 
 def changed(folder: Path, **entries: Any) -> Path:

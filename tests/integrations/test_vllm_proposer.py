@@ -18,12 +18,12 @@ from draftree.costs.step_timings import StepTimes
 from draftree.drafters.rest import REST
 from draftree.drafters.suffix import Suffix
 from draftree.errors import UnknownName, UserError
-from draftree.formats.checkpoint import ABOUT
+from draftree.formats.checkpoint import DRAFTREE_ENTRY
 from draftree.integrations.vllm import Proposer, proposer
 from draftree.integrations.vllm import costs as vllm_costs
 from draftree.integrations.vllm.chains import Chains
 from draftree.integrations.vllm.options import open_drafter, open_policy
-from draftree.integrations.vllm.requests import Row, Slots
+from draftree.integrations.vllm.requests import RequestStep, Slots
 from vllm_batch import Batch, Request, vllm_config, written
 
 VOCAB = 50
@@ -153,7 +153,7 @@ def test_rows_are_known_by_the_whole_text() -> None:
     end = list(range(30))
     slots = Slots()
     slots.texts = [np.array([7, *end]), None, np.array([8, *end])]
-    rows = [Row(np.array([start, *end, 5]), 1) for start in (8, 9, 7, 7)]
+    rows = [RequestStep(np.array([start, *end, 5]), 1) for start in (8, 9, 7, 7)]
     assert slots.match(rows) == [2, None, 0, None]
 
 
@@ -222,8 +222,8 @@ def test_other_outputs_are_remembered() -> None:
 def test_a_text_that_went_another_way_begins_anew() -> None:
     found = chains()
     text = [1, 2, 3, 4] * 4
-    found.step([Row(np.array(text), 1)])
-    found.step([Row(np.array([*text, 40, 41, 42]), 3)])  # nobody proposed 40, 41
+    found.step([RequestStep(np.array(text), 1)])
+    found.step([RequestStep(np.array([*text, 40, 41, 42]), 3)])  # nobody proposed 40, 41
     assert found.figures.resumed == 1
     assert found.slots.live == [0]
     assert found._state.texts[0].tolist() == [*text, 40, 41]
@@ -302,7 +302,7 @@ def test_a_datastore_is_searched(tmp_path: Path) -> None:
     corpus = np.array([1, 5, 9, 13, 17, 21, 25, 29, 33], np.int64)
     REST.build([corpus], VOCAB, tmp_path, {}, lambda _: None)
     note = {"drafter": "rest", "tokenizer": "abc", "vocab": VOCAB}
-    (tmp_path / "config.json").write_text(json.dumps({ABOUT: note}))
+    (tmp_path / "config.json").write_text(json.dumps({DRAFTREE_ENTRY: note}))
     tokenizer = SimpleNamespace(is_fast=False, get_vocab=dict, get_added_vocab=dict)
     with pytest.raises(UserError, match="another"):
         open_drafter(f"rest:datastore={tmp_path}", VOCAB, lambda: tokenizer, "any")

@@ -137,8 +137,8 @@ def test_a_few_texts_are_read_and_the_same_figures_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder, many = target("llama").decoder, some(20)
-    monkeypatch.setattr(layer_attention_share, "TEXTS", 2)
-    monkeypatch.setattr(layer_attention_share, "TOKENS", 6)
+    monkeypatch.setattr(layer_attention_share, "READ_TEXTS", 2)
+    monkeypatch.setattr(layer_attention_share, "TOKENS_PER_TEXT", 6)
     found = measure_attention(decoder, many)
     assert (
         found

@@ -246,7 +246,7 @@ def test_the_doctor_says_what_keeps_bits(
     monkeypatch.setattr("draftree.doctor.determinism.MAX_LAYER_SECONDS", 0.001)
     monkeypatch.setattr("draftree.doctor.determinism.price", lambda *_: 0.25)
     monkeypatch.setattr(
-        "draftree.doctor.determinism.CONTEXTS", (16, 64, 256)
+        "draftree.doctor.determinism.REPORTED_CONTEXTS", (16, 64, 256)
     )  # the last one is beyond the target's own
     costing(0.01, monkeypatch)
     command = ("doctor", "--exact", "--target", folder, "--dtype", "bfloat16")

@@ -21,7 +21,7 @@ from draftree.drafters.lookahead import Lookahead
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.suffix import Suffix
 from draftree.drafters.token_recycling import TokenRecycling
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.loop import Components, State, admit, release, step
 from draftree.models.causal_lm import Decoder
 from draftree.policies.base import Policy
@@ -97,7 +97,7 @@ def greedy(family: str) -> list[list[int]]:
 @cache
 def drawn(family: str) -> list[list[int]]:
     """What our plain decoding draws after each prompt."""
-    return plain(target(family), requests(WARM)).tokens
+    return generate_plain(target(family), requests(WARM)).tokens
 
 
 def requests(sampling: Sampling = Sampling()) -> list[Request]:

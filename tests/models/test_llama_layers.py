@@ -29,7 +29,7 @@ from draftree.models.graph_capture import Graphs
 from draftree.models.hf_runner import UNNORMED, HFRunner
 from draftree.models.kv_cache import SlotCache
 from draftree.models.runner import Outputs
-from draftree.testing.fakes import Recorder
+from draftree.testing.fakes import PassRecorder
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -235,7 +235,7 @@ def test_operations_are_few() -> None:
 def test_texts_are_plain_ones(drafter: str) -> None:
     """Recorded passes and prompts, alone and two at once."""
     made = model(KNOWN["llama"], torch.float64)
-    decoder = Decoder(made, capture=Graphs(Recorder()))
+    decoder = Decoder(made, capture=Graphs(PassRecorder()))
     decoder.use_runner(HFRunner(made, few_operations=True))
     engine = load(Target(decoder, "tiny"), drafter, "chain")
     requests = [Request([1, 2, 3, 1, 2], 20), Request([4, 4, 4], 20)]

@@ -20,7 +20,7 @@ from architectures import CROSSING, MIXED, WINDOW
 from draftree import Request, Target, native
 from draftree.cli.app import main
 from draftree.drafters.neural.kernel_layers import accelerate, layer_kinds
-from draftree.engine import load, plain
+from draftree.engine import generate_plain, load
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
 from draftree.models.causal_lm import Decoder
@@ -356,7 +356,7 @@ def test_transformers_own_generate_is_its_own() -> None:
     assert torch.equal(found, wanted)
     target = Target(ours, "tiny")
     assert (
-        plain(target, [Request(ids[0].tolist(), 16, target.eos)]).tokens[0]
+        generate_plain(target, [Request(ids[0].tolist(), 16, target.eos)]).tokens[0]
         == wanted[0, 9:].tolist()
     )
 
@@ -508,8 +508,8 @@ def test_the_demo(demo: Target, drafter: str) -> None:
     requests = [Request(ids, 40, demo.eos), Request(ids[:2], 24, demo.eos)]
     assert (
         engine.write(requests).tokens
-        == plain(demo, requests).tokens
-        == [plain(demo, [r]).tokens[0] for r in requests]
+        == generate_plain(demo, requests).tokens
+        == [generate_plain(demo, [r]).tokens[0] for r in requests]
     )
     said: Any = provenance(demo, 0)["target"]
     assert said["compiled"] == ["LlamaDecoderLayer"]

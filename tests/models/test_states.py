@@ -23,14 +23,14 @@ from draftree.drafters.medusa import Medusa
 from draftree.drafters.mtp import MTP
 from draftree.drafters.neural.llama_modules import CACHE
 from draftree.drafters.suffix import Suffix
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.models import supported_architectures
 from draftree.models.causal_lm import Decoder
 from draftree.models.recurrent import recurrences, ssm_functions, state_cache
 from draftree.models.recurrent.recurrences import Stash
 from draftree.models.recurrent.state_cache import Snapshot, States
-from draftree.models.recurrent.token_ancestors import Paths
+from draftree.models.recurrent.token_ancestors import TreePaths
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
 from draftree.target.target import HiddenStateSpec, Target
@@ -76,7 +76,7 @@ def test_a_tree_is_what_stock_mixers_make_of_its_paths(family: str) -> None:
 
 
 @property  # type: ignore[misc]
-def _by_slot(paths: Paths) -> Tensor:
+def _by_slot(paths: TreePaths) -> Tensor:
     """Every token's path goes through all slots before it."""
     return torch.ones(paths.seen.shape, dtype=torch.bool).tril(
         paths.seen.shape[2] - paths.seen.shape[1]
@@ -84,19 +84,19 @@ def _by_slot(paths: Paths) -> Tensor:
 
 
 @property  # type: ignore[misc]
-def _without_itself(paths: Paths) -> Tensor:
+def _without_itself(paths: TreePaths) -> Tensor:
     seen = paths.seen.copy()
     np.put_along_axis(seen, paths.columns[:, :, None], False, 2)
     return torch.from_numpy(seen)
 
 
-def _neighbours(paths: Paths, k: int) -> Tensor:
+def _neighbours(paths: TreePaths, k: int) -> Tensor:
     rows, n = paths.columns.shape
     begins = torch.arange(rows)[:, None] * (k + paths.slots) + 1 + torch.arange(n)
     return begins.flatten() + torch.arange(k)[:, None]
 
 
-def _one_line(paths: Paths) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _one_line(paths: TreePaths) -> list[tuple[Tensor, Tensor, Tensor]]:
     rows = torch.arange(len(paths.parents))
     return [
         (rows, torch.full_like(rows, slot), torch.full_like(rows, slot - 1))
@@ -118,14 +118,24 @@ def _clamped(x: Tensor) -> Tensor:
 
 
 MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
-    "a convolution over neighbours": ("lfm2", Paths, "windows", _neighbours),
-    "a convolution over neighbours, before a rule": ("qwen3_5_text", Paths, "windows", _neighbours),
-    "the delta rule by slots": ("qwen3_5_text", Paths, "mask", _by_slot),
-    "the delta rule by slots, a decay for each channel": ("kimi_linear", Paths, "mask", _by_slot),
-    "state space duality by slots": ("bamba", Paths, "mask", _by_slot),
-    "the selective scan by slots": ("jamba", Paths, "levels", property(_one_line)),
-    "the delta rule without its own write": ("qwen3_5_text", Paths, "mask", _without_itself),
-    "state space duality without its own write": ("bamba", Paths, "mask", _without_itself),
+    "a convolution over neighbours": ("lfm2", TreePaths, "windows", _neighbours),
+    "a convolution over neighbours, before a rule": (
+        "qwen3_5_text",
+        TreePaths,
+        "windows",
+        _neighbours,
+    ),
+    "the delta rule by slots": ("qwen3_5_text", TreePaths, "mask", _by_slot),
+    "the delta rule by slots, a decay for each channel": (
+        "kimi_linear",
+        TreePaths,
+        "mask",
+        _by_slot,
+    ),
+    "state space duality by slots": ("bamba", TreePaths, "mask", _by_slot),
+    "the selective scan by slots": ("jamba", TreePaths, "levels", property(_one_line)),
+    "the delta rule without its own write": ("qwen3_5_text", TreePaths, "mask", _without_itself),
+    "state space duality without its own write": ("bamba", TreePaths, "mask", _without_itself),
     "all nodes folded": ("qwen3_5_text", Stash, "move", _all_nodes),
     "all nodes of state space duality folded": ("bamba", Stash, "move", _all_nodes),
     "all nodes of the selective scan folded": ("mamba", Stash, "move", _all_nodes),
@@ -221,7 +231,7 @@ def test_the_bytes_that_are_told_are_those_that_are_held(family: str) -> None:
         *(p for made in scratch.made.values() for p in made.parts.values()),
     ]
     assert told["stash"] == sum(t.nbytes for t in stashed) / 8
-    stats = plain(target, [Request([5, 9, 7], 3)]).stats
+    stats = generate_plain(target, [Request([5, 9, 7], 3)]).stats
     assert stats.as_json()["state_bytes"] == 2 * told["state"], (
         "the state and that of the prompt's end"
     )
@@ -230,7 +240,7 @@ def test_the_bytes_that_are_told_are_those_that_are_held(family: str) -> None:
 def test_other_models_have_no_states_to_tell_of() -> None:
     target = Target.load("demo")
     assert not list(state_findings(target))
-    assert plain(target, [Request([5, 9, 7], 3)]).stats.state_bytes == 0
+    assert generate_plain(target, [Request([5, 9, 7], 3)]).stats.state_bytes == 0
 
 
 @pytest.mark.parametrize(("family", "by"), one_in(2, list(RULES.values()), [1, 2, 3, 4, 64, 65]))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Weighting
 from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams
-from draftree.drafters.retrieval.suffix_array import PrefixTree, joined, suffix_array
+from draftree.drafters.retrieval.suffix_array import PrefixTree, join_documents, suffix_array
 from draftree.drafters.retrieval.suffix_match_expansion import RootText
 from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
 from draftree.native import REFERENCES, core
@@ -115,7 +115,11 @@ def test_suffix_arrays(seed: int, token_kind: str, suffix_kind: str, is_shifted:
     documents = [
         numbers(draw, 4, 40, least=1).astype(np.uint32) for _ in range(draw.integers(1, 5))
     ]
-    corpus = joined(documents) if token_kind in ("<u4", "<i8", "<u8") else np.concatenate(documents)
+    corpus = (
+        join_documents(documents)
+        if token_kind in ("<u4", "<i8", "<u8")
+        else np.concatenate(documents)
+    )
     suffixes = suffix_array(corpus, 4)
     arrays = []
     for array, kind in ((corpus, token_kind), (suffixes, suffix_kind)):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.metrics import Work
-from draftree.policies.adaptive import CERTAIN, PRIOR_ACCEPTANCE, Adaptive
+from draftree.policies.adaptive import MIN_DISTANCE, PRIOR_ACCEPTANCE, Adaptive
 from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
 
 STAIRS = Costs({1: 0.05}, {1: 1.0, 2: 1.0, 3: 1.5, 4: 1.5, 5: 2.5, 8: 2.5})
@@ -60,4 +60,4 @@ def test_acceptance_is_learnt_from_what_was_verified() -> None:
         memory = policy.observe(memory, tree, nothing, Work((1,), 4, 1, 0, 0), STAIRS)
     x = np.array([[1.0, np.log(0.9 / 0.1)]])
     assert memory(x)[0] < 0.2 < PRIOR_ACCEPTANCE(x)[0] == pytest.approx(0.9)
-    assert 0 < CERTAIN < 1e-3
+    assert 0 < MIN_DISTANCE < 1e-3

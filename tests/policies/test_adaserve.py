@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.costs.curves import UNIT
+from draftree.costs.curves import UNIT_COSTS
 from draftree.policies.adaserve import AdaServe
 from draftree.tree import Candidates, Ints, Tree, TreeBudget
 
@@ -21,7 +21,7 @@ def drafted(policy: AdaServe, seed: int, rows: int) -> Tree:
         return Candidates(np.tile(np.arange(k), (len(frontier), 1)), np.log(q))
 
     roots = Tree.from_roots(np.arange(rows), np.zeros(rows, np.int64))
-    return policy.draft(expand, roots, UNIT, TreeBudget(np.full(rows, 99), 512), None)
+    return policy.draft(expand, roots, UNIT_COSTS, TreeBudget(np.full(rows, 99), 512), None)
 
 
 @given(

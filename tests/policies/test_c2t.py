@@ -26,8 +26,8 @@ from draftree.testing.fakes import Always, Never, tiny_target
 from draftree.training.base import Fitted
 from draftree.tree import Candidates, Draw, Ints, Tree
 from draftree.tuning import _tree_dataset, c2t
-from draftree.tuning._tree_dataset import Collected, Knobs, Nodes, Recorder
-from draftree.tuning.c2t import Plan, Round, Training
+from draftree.tuning._tree_dataset import Collected, Knobs, Nodes, TreeRecorder
+from draftree.tuning.c2t import Hyperparameters, Round, Training
 from draftree.weights import demo_folder
 from folders import target_folder
 from grown_trees import always, grown, paths
@@ -515,7 +515,7 @@ def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.Mon
     target = tiny_target()
     request, plan = text_of(target, 12)
     monkeypatch.setattr(_tree_dataset, "VERIFIED", 2)  # of the three right nodes two are verified
-    recorder = Recorder(Knobs(depth=3, width=2), [5])
+    recorder = TreeRecorder(Knobs(depth=3, width=2), [5])
     done = Engine(target, Always([plan], 61), recorder).write([request], on_tokens=recorder.tell)
     assert recorder.written == done.tokens[0] == plan[3:]
     [nodes] = recorder.nodes()
@@ -535,7 +535,7 @@ def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.Mon
 
 def test_a_text_without_trees_has_no_entries() -> None:
     target = tiny_target()
-    recorder = Recorder(Knobs(), [1000])
+    recorder = TreeRecorder(Knobs(), [1000])
     Engine(target, Never([[]], 61), recorder).write([Request([3], 1)], on_tokens=recorder.tell)
     assert len(recorder.nodes()[0]) == 0
 
@@ -552,7 +552,7 @@ def from_roots(count: int, seed: int) -> Nodes:
     return Nodes(joint, entropy, depth, (joint > 0.5) & (entropy > 3), np.arange(count) // 100)
 
 
-FAST, SHORT = Plan(batch_size=128, lr=1e-2), Knobs(steps=300)
+FAST, SHORT = Hyperparameters(batch_size=128, lr=1e-2), Knobs(steps=300)
 
 
 def test_a_planted_rule_is_found() -> None:
@@ -617,7 +617,7 @@ def test_auc_rises_until_many_rounds_bring_nothing(monkeypatch: pytest.MonkeyPat
 def test_a_run_says_whether_it_was_trained_to_the_end() -> None:
     learnt = from_roots(4000, 0)
     texts = [from_roots(4000, 0)]
-    plan = Plan()
+    plan = Hyperparameters()
     ended = lambda rounds, knobs=Knobs(steps=1): c2t.summarise(texts, learnt, knobs, plan, rounds)
     rising = rounds_of(*np.linspace(0.5, 0.99, 40))
     short = ended(rising[:-1])
@@ -633,11 +633,13 @@ def test_fine_tuning_begins_with_the_weights() -> None:
     few = Knobs(hidden=12, steps=1)
     start, _ = c2t.learn(from_roots(4000, 0), from_roots(1000, 1), few, replace(FAST, epochs=5))
     near, _ = c2t.learn(
-        from_roots(1000, 3), from_roots(1000, 1), few, Plan(epochs=1, lr=1e-9), start
+        from_roots(1000, 3), from_roots(1000, 1), few, Hyperparameters(epochs=1, lr=1e-9), start
     )
     for name in ("hidden_weight", "hidden_bias", "output_weight", "output_bias"):
         assert getattr(near, name) == pytest.approx(getattr(start, name), abs=1e-6)
-    tuned, _ = c2t.learn(from_roots(1000, 3), from_roots(1000, 1), few, Plan(epochs=1), start)
+    tuned, _ = c2t.learn(
+        from_roots(1000, 3), from_roots(1000, 1), few, Hyperparameters(epochs=1), start
+    )
     assert not np.array_equal(tuned.hidden_weight, start.hidden_weight)
 
 
@@ -663,7 +665,7 @@ def test_all_accepted_nodes_and_some_others_are_learnt() -> None:
 
 def test_whole_texts_are_held_out() -> None:
     texts = [replace(from_roots(300, i), depth=np.full(300, float(i))) for i in range(30)]
-    learnt, held = c2t.split(texts, Plan(held_out=0.05))
+    learnt, held = c2t.split(texts, Hyperparameters(held_out=0.05))
     assert len(np.unique(held.depth)) == 2, "5 % of 30, rounded up"
     assert not set(learnt.depth) & set(held.depth)
     assert (learnt.trees, held.trees) == (28 * 3, 2 * 3)
@@ -813,9 +815,11 @@ def test_kept_trees_serve_another_classifier(
 
 
 def test_what_is_not_given_is_the_papers() -> None:
-    assert Plan.of({}) == Plan(10, 1024, 1e-3, 0.05, 0)
-    assert Plan.of({}, tuned=True) == Plan(lr=1e-4)
-    assert Plan.of({"lr": 0.5, "epochs": 3.0, "batch_size": 7}, tuned=True) == Plan(3, 7, 0.5)
+    assert Hyperparameters.of({}) == Hyperparameters(10, 1024, 1e-3, 0.05, 0)
+    assert Hyperparameters.of({}, tuned=True) == Hyperparameters(lr=1e-4)
+    assert Hyperparameters.of(
+        {"lr": 0.5, "epochs": 3.0, "batch_size": 7}, tuned=True
+    ) == Hyperparameters(3, 7, 0.5)
     start = Classifier(np.ones((6, 1)), np.zeros(6), np.ones(6), np.zeros(()), "P", 77, False)
     assert Knobs.read([], None) == Knobs(share=1.0)
     assert Knobs.read(["tokens=9"], start) == Knobs("P", False, 6, 77, tokens=9, share=0.1)
@@ -886,7 +890,7 @@ def test_a_policy_is_named_where_it_was_meant(draftree, data: Path, tmp_path: Pa
 def test_where_nothing_is_accepted_there_is_nothing_to_learn(tmp_path: Path) -> None:
     wrong = replace(from_roots(300, 0), accepted=np.zeros(300, np.bool_))
     with pytest.raises(UserError, match="of the 300 drafted nodes to learn none was accepted"):
-        c2t.learn(wrong, from_roots(300, 1), Knobs(), Plan())
+        c2t.learn(wrong, from_roots(300, 1), Knobs(), Hyperparameters())
     kept = Collected(tmp_path / "trees", {"depth": 3})
     kept.begin()
     assert kept[0] is None

@@ -20,7 +20,7 @@ from draftree.costs.curves import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import evenly_spread, greedy_answers
 from draftree.policies.static import Static
 from draftree.registry import part
@@ -31,7 +31,7 @@ from draftree.tree import Candidates, Floats, Tree
 from draftree.tuning import base
 from draftree.tuning._static_tree_search import (
     Forests,
-    Paths,
+    RankTree,
     Shape,
     expected_tau,
     fastest_tree,
@@ -44,8 +44,8 @@ from draftree.tuning.static import (
     UNKNOWN,
     Acceptance,
     RankedTexts,
-    Search,
     Settings,
+    StaticTreeSearch,
     converge,
     rank_texts,
     tree_file,
@@ -168,7 +168,7 @@ def test_acceptance_by_hand() -> None:
 @given(arrays(np.int64, st.tuples(st.integers(1, 30), st.just(3)), elements=st.integers(-1, 1)))
 def test_of_the_complete_tree_the_model_expects_what_happened(found: np.ndarray) -> None:
     seen = Acceptance(found, width=2)
-    complete: Paths = tuple(
+    complete: RankTree = tuple(
         path for d in (1, 2, 3) for path in itertools.product(range(2), repeat=d)
     )
     lengths = (found >= 0).cumprod(axis=1).sum(axis=1)
@@ -235,14 +235,14 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def texts(target: Target) -> list[Text]:
+def texts(target: Target) -> list[TokenText]:
     return greedy_answers(target, PROMPTS[:1], 20) + greedy_answers(target, PROMPTS[1:], 14)
 
 
 def proposed(
     target: Target,
     drafter: Drafter,
-    text: Text,
+    text: TokenText,
     row: int,
     root: int,
     chain: Sequence[int],
@@ -260,7 +260,7 @@ def proposed(
 
 
 def looked_up(
-    target: Target, drafter: Drafter, texts: Sequence[Text], depth: int, width: int
+    target: Target, drafter: Drafter, texts: Sequence[TokenText], depth: int, width: int
 ) -> list[list[int]]:
     """The ranks, every place by itself."""
     found = []
@@ -291,7 +291,7 @@ def looked_up(
 
 @pytest.mark.parametrize(("depth", "width"), [(6, 3), (6, 2), (3, 1), (1, 3)])
 def test_the_ranks_of_a_script_are_found(
-    target: Target, texts: list[Text], depth: int, width: int
+    target: Target, texts: list[TokenText], depth: int, width: int
 ) -> None:
     script = Sometimes([t.tokens for t in texts], target.decoder.vocab)
     wanted = []
@@ -308,7 +308,7 @@ def test_the_ranks_of_a_script_are_found(
     assert {MISSED, 0} <= set(np.unique(found).tolist())
 
 
-def test_what_is_always_right_and_what_never_is(target: Target, texts: list[Text]) -> None:
+def test_what_is_always_right_and_what_never_is(target: Target, texts: list[TokenText]) -> None:
     plans, vocab = [t.tokens for t in texts], target.decoder.vocab
     always = rank_texts(target, Always(plans, vocab), texts, 4, 3)
     assert always.everywhere.table.tolist() == [[1.0, 0.0, 0.0]] * 4
@@ -323,7 +323,7 @@ def test_what_is_always_right_and_what_never_is(target: Target, texts: list[Text
 
 @pytest.mark.parametrize("name", ["eagle", "edd", "medusa", "glide"])
 def test_a_drafter_sees_what_it_sees_in_decoding(
-    target: Target, texts: list[Text], name: str
+    target: Target, texts: list[TokenText], name: str
 ) -> None:
     drafter = part("drafter", name)().example(target)
     found = rank_texts(target, drafter, texts[:1], 6, 30).everywhere.ranks
@@ -332,12 +332,12 @@ def test_a_drafter_sees_what_it_sees_in_decoding(
 
 
 def test_behind_what_the_target_would_not_have_said_nothing_is_known(
-    target: Target, texts: list[Text]
+    target: Target, texts: list[TokenText]
 ) -> None:
     """Texts are read as they are: one token of the target's answer is another."""
     tokens = texts[0].tokens.copy()
     tokens[9] = (tokens[9] + 1) % 61
-    read = [Text(tokens, 5)]
+    read = [TokenText(tokens, 5)]
     script: Scripted = Sometimes([tokens], target.decoder.vocab)
     found = rank_texts(target, script, read, 6, 5).everywhere.ranks
     assert found.tolist() == looked_up(target, script, read, 6, 5)
@@ -346,7 +346,7 @@ def test_behind_what_the_target_would_not_have_said_nothing_is_known(
 
 
 def test_a_target_without_numbers_is_refused(
-    target: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+    target: Target, texts: list[TokenText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verify = target.verify
 
@@ -366,7 +366,7 @@ def test_a_target_without_numbers_is_refused(
 def test_seconds_of_a_step_by_hand() -> None:
     # Drafted from: the root; two nodes of depth 1; one of depth 2. Verified: 5 nodes and the root.
     costs = Costs({1: 0.1, 2: 0.15}, {1: 1.0, 6: 1.5}, commit=0.05)
-    tree: Paths = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0))
+    tree: RankTree = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0))
     assert step_seconds(tree, costs) == pytest.approx(0.1 + 0.15 + 0.1 + 1.5 + 0.05)
 
 
@@ -555,7 +555,7 @@ def test_knobs_may_stand_in_the_spec() -> None:
 
 def test_a_tree_is_found_from_python(asked: list[str], folder: str, tmp_path: Path) -> None:
     told: list[str] = []
-    search = Search(
+    search = StaticTreeSearch(
         f"lm:model={folder}",
         Settings(depth=2, width=2, tokens=8, nodes=2),
         CostTable.load(tmp_path / "costs.json"),
@@ -576,7 +576,10 @@ def test_a_tree_is_found_from_python(asked: list[str], folder: str, tmp_path: Pa
 
 
 def test_what_can_be_tuned_is_found_by_name() -> None:
-    assert [base.part(name).options >= {"drafter"} for name in base.names()] == [True, True]
+    assert [base.part(name).options >= {"drafter"} for name in base.tunable_policies()] == [
+        True,
+        True,
+    ]
 
 
 def test_prompts_are_spread() -> None:

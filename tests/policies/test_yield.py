@@ -19,11 +19,11 @@ from draftree import registry
 from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import Lookahead
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.metrics import Work
 from draftree.online_logistic import Logistic
-from draftree.policies.base import Expand, Search
+from draftree.policies.base import Expand, RetrievalExpand
 from draftree.policies.ddtree import DDTree
 from draftree.request import Request
 from draftree.sampling.params import Sampling
@@ -146,7 +146,7 @@ def test_a_layer_is_drafted_while_it_pays() -> None:
 
 
 @dataclass
-class Found(Search):
+class Found(RetrievalExpand):
     """Says what is found, by depth, with a probability each, and notes what the model is asked for."""
 
     found: dict[int, float]
@@ -387,7 +387,7 @@ def test_drafts_that_were_not_verified_teach_where_no_sibling_was(right: bool) -
     )
 
 
-class Free(Search):
+class Free(RetrievalExpand):
     """Finds one candidate of probability .6 after every node, which takes no pass."""
 
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
@@ -484,7 +484,8 @@ def test_a_batch_begins_with_less_credit(rows: int) -> None:
     target = tiny_target(context=200)
     requests = [Request([5, 6, 7 + n], 40, number=n) for n in range(rows)]
     plans = [
-        [*r.prompt, *text] for r, text in zip(requests, plain(target, requests).tokens, strict=True)
+        [*r.prompt, *text]
+        for r, text in zip(requests, generate_plain(target, requests).tokens, strict=True)
     ]
     stats = (
         Engine(target, Never(plans, target.decoder.vocab), Yield(), costs=CPU)
@@ -615,7 +616,7 @@ def test_a_mediocre_drafter_pays() -> None:
 # Blocks: one pass tells many layers.
 
 
-class Told(Search):
+class Told(RetrievalExpand):
     """Tells all layers down to a depth in one pass, by a rule, and notes what it is asked for."""
 
     def __init__(self, rule: Rule, layers: int) -> None:

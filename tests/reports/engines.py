@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftree.data.prompts import encode
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
@@ -27,13 +27,13 @@ def asked(target: Target, prompt: Any = PROMPT, number: int = 0, **options: Any)
 
 def plainly(target: Target, prompt: Any = PROMPT, **options: Any) -> list[int]:
     """Return the tokens that plain decoding writes after a prompt."""
-    return plain(target, [asked(target, prompt, **options)]).tokens[0]
+    return generate_plain(target, [asked(target, prompt, **options)]).tokens[0]
 
 
 def whole(target: Target, prompt: Any = PROMPT, **options: Any) -> list[int]:
     """Return the prompt's tokens and what plain decoding writes after them."""
     request = asked(target, prompt, **options)
-    return [*request.prompt, *plain(target, [request]).tokens[0]]
+    return [*request.prompt, *generate_plain(target, [request]).tokens[0]]
 
 
 def knowing(

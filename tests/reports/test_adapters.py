@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from draftree import UserError, speculate
 from draftree.drafters._from_objects import LoadedModel
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
@@ -96,7 +96,7 @@ def test_retrieval_drafts_beside_an_adapter(drafter: str, merged: Target) -> Non
         Request([70, 70, 70, 70], 9, sampling=Sampling(1.0, seed=2)),
     ]
     found = load(merged, drafter, "chain:length=5", costs=COSTS).write(requests)
-    assert found.tokens == [plain(merged, [r]).tokens[0] for r in requests]
+    assert found.tokens == [generate_plain(merged, [r]).tokens[0] for r in requests]
     assert any(s.nodes > 1 for s in found.stats.steps)
 
 
@@ -117,7 +117,7 @@ def test_the_draft_model_gets_no_adapter(folder: Path, merged: Target, target: T
     before = copy.deepcopy(small.state_dict())
     engine = Engine(merged, drafter, build("policy", "chain:length=3"), costs=COSTS)
     found = engine.write([Request(PROMPT, LENGTH)])
-    assert found.tokens == plain(merged, [Request(PROMPT, LENGTH)]).tokens
+    assert found.tokens == generate_plain(merged, [Request(PROMPT, LENGTH)]).tokens
     assert all(torch.equal(value, before[name]) for name, value in small.state_dict().items())
     assert not any("lora" in name for name, _ in small.named_parameters())
     assert found.stats.acceptance_length < 4, "the base model is no double of the adapted one"
@@ -165,6 +165,6 @@ def test_an_adapter_and_a_quantised_target_are_not_mixed(
 ) -> None:
     with pytest.raises(UserError, match="adapter and quantize are given, allowed is one of them"):
         load(str(folder), "pld", adapter=str(lora), quantize="int4")
-    assert plainly(target) == plain(target, [asked(target)]).tokens[0], (
+    assert plainly(target) == generate_plain(target, [asked(target)]).tokens[0], (
         "the base's text is as before"
     )

@@ -12,7 +12,7 @@ from draftree import speculate
 from draftree.batch import SequenceBatch
 from draftree.drafters._from_objects import LoadedModel
 from draftree.drafters.retrieval.text_drafter import Texts
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.errors import DraftreeWarning
 from draftree.loop import Components, State, admit, release, step
 from draftree.models.causal_lm import Decoder
@@ -54,7 +54,7 @@ def write(
 @pytest.mark.parametrize("drafter", ["pld", "suffix", "lookahead", "token_recycling"])
 def test_sequences_leave_in_any_order(drafter: str) -> None:
     target = tiny_target(context=64)
-    base = plain(target, [Request([7, 5, 9, 7, 5], 20)]).tokens[0]
+    base = generate_plain(target, [Request([7, 5, 9, 7, 5], 20)]).tokens[0]
     requests = [
         Request([7, 5, 9, 7, 5], 3),
         Request([7, 5, 9, 7, 5], 20, frozenset({base[7]})),
@@ -62,7 +62,7 @@ def test_sequences_leave_in_any_order(drafter: str) -> None:
         Request([3, 4, 3, 4], 15),
         Request([9], 9, criteria=(lambda ids, _: ids.shape[1] == 5,)),
     ]
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     for order in itertools.islice(itertools.permutations(range(5)), 0, 120, 29):
         assert write(target, drafter, [requests[i] for i in order]).tokens == [
             alone[i] for i in order
@@ -82,7 +82,7 @@ def test_sequences_leave_in_any_order(drafter: str) -> None:
 def test_tokens_of_unequal_drafts_stay_with_their_sequence() -> None:
     target = tiny_target(context=64)
     requests = [Request(p, 16, number=i) for i, p in enumerate(prompts(12))]
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     for drafter in ("pld", "suffix"):
         found = write(target, drafter, requests, "chain:length=5")
         assert found.tokens == alone
@@ -107,7 +107,7 @@ class Halved(Scripted):
 def test_sequences_with_and_without_accepted_drafts_do_not_mix() -> None:
     target = tiny_target(context=64)
     requests = [Request(p, 14) for p in prompts(5)]
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     texts = [[*r.prompt, *t] for r, t in zip(requests, alone, strict=True)]
     found = Engine(target, Halved(texts, 61), Chain(4), costs=COSTS).write(requests)
     assert found.tokens == alone
@@ -151,7 +151,7 @@ def test_requests_join_and_leave_a_running_batch(name: str) -> None:
             done[owners.pop(row)] = list(rows.written[row])
             state = release(parts, rows, row, state)
         turn += 1
-    assert done == {i: plain(target, [r]).tokens[0] for i, r in enumerate(requests)}
+    assert done == {i: generate_plain(target, [r]).tokens[0] for i, r in enumerate(requests)}
 
 
 @report(
@@ -186,8 +186,8 @@ def test_a_request_that_was_pushed_out_goes_on_as_before(name: str) -> None:
     _, state = admit(parts, rows, [Request([*first.prompt, *written], 20 - len(written))], state)
     while rows.live.size:
         _, state = step(parts, rows, state)
-    assert [*written, *rows.written[0]] == plain(target, [first]).tokens[0]
-    assert rows.written[1] == plain(target, [other]).tokens[0]
+    assert [*written, *rows.written[0]] == generate_plain(target, [first]).tokens[0]
+    assert rows.written[1] == generate_plain(target, [other]).tokens[0]
 
 
 @report(
@@ -267,7 +267,7 @@ def test_drafts_that_do_not_exist_are_named(bad: int, monkeypatch: pytest.Monkey
         DraftreeWarning, match=rf"drafted token id {bad}, allowed are 0 … 60 \(Wrong\)$"
     ):
         found = Engine(target, Wrong([[]], 61), Chain(3), costs=COSTS).write([request])
-    assert found.tokens == plain(target, [request]).tokens
+    assert found.tokens == generate_plain(target, [request]).tokens
 
 
 @report("vllm-project/vllm#26027", KIND, "Tokens of a step were lost on their way to the stream.")
@@ -284,4 +284,4 @@ def test_every_token_of_a_step_reaches_the_listener() -> None:
             streamed[event.row] += event.tokens
 
     found = load(target, "suffix", "chain:length=5", costs=COSTS).write(requests, on_tokens=listen)
-    assert streamed == found.tokens == [plain(target, [r]).tokens[0] for r in requests]
+    assert streamed == found.tokens == [generate_plain(target, [r]).tokens[0] for r in requests]

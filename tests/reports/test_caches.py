@@ -11,7 +11,7 @@ import torch
 from draftree.batch import SequenceBatch
 from draftree.data.prompts import encode
 from draftree.drafters._from_objects import LoadedModel
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.loop import Components, State, admit, step
 from draftree.models.causal_lm import Decoder
 from draftree.policies.chain import Chain
@@ -111,7 +111,7 @@ def test_prompts_of_any_length_follow_one_another(name: str) -> None:
     for length in (12, 3, 30, 1, 7):
         request = Request([(11 * i + length) % 61 for i in range(length)], 8)
         found, new = engine.write([request]), fresh(target, name).write([request])
-        assert found.tokens == new.tokens == plain(target, [request]).tokens
+        assert found.tokens == new.tokens == generate_plain(target, [request]).tokens
         assert found.stats.steps == new.stats.steps
 
 
@@ -124,7 +124,7 @@ def test_lookahead_is_the_same_at_every_call() -> None:
     target = tiny_target(context=96)
     engine = load(target, "lookahead", "chain:length=4", costs=COSTS)
     requests = [Request(p, 10) for p in ([7, 5, 9, 7, 5], [3, 4], [8, 8, 8, 8, 8, 8])]
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     for _ in range(2):
         assert [engine.write([r]).tokens[0] for r in requests] == alone
         assert engine.write(requests).tokens == alone
@@ -277,7 +277,7 @@ def test_what_a_drafter_remembers_is_bounded() -> None:
     sizes = []
     for i in range(20):
         request = Request([3 + i % 50, 5, 9], 6)
-        assert engine.write([request]).tokens == plain(target, [request]).tokens
+        assert engine.write([request]).tokens == generate_plain(target, [request]).tokens
         sizes.append(len(engine.carried.memory.tokens))
     assert 30 < max(sizes) <= 60
 

@@ -17,7 +17,7 @@ from draftree import UserError
 from draftree.doctor import forward_parity
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.medusa import Medusa
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.errors import DraftreeWarning, NotANumber
 from draftree.registry import build
 from draftree.request import Request
@@ -301,7 +301,7 @@ def test_a_drafter_may_be_narrower_than_its_target(tmp_path: Path) -> None:
     found = changed(tmp_path / "there", tmp_path / "narrow", cut)
     engine = load(served(), str(found), "chain:length=4", costs=COSTS)
     request = Request([7, 5, 9, 7], 16)
-    assert engine.write([request]).tokens == plain(served(), [request]).tokens
+    assert engine.write([request]).tokens == generate_plain(served(), [request]).tokens
     assert torch.isfinite(drafts(found).exp()).all()
 
 
@@ -345,7 +345,7 @@ def test_a_drafter_of_another_target_changes_no_text(name: str, tmp_path: Path) 
     with pytest.warns(DraftreeWarning):
         engine = load(other, str(there), "chain:length=3", costs=COSTS)
     request = Request([7, 5, 9, 7], 16)
-    assert engine.write([request]).tokens == plain(other, [request]).tokens
+    assert engine.write([request]).tokens == generate_plain(other, [request]).tokens
 
 
 @report(
@@ -373,7 +373,7 @@ def test_numbers_that_are_none_change_no_text(wrong: float) -> None:
         else:
             with pytest.warns(DraftreeWarning, match="the drafter's output is not finite"):
                 found = engine.write([request])
-        assert found.tokens == plain(target, [request]).tokens
+        assert found.tokens == generate_plain(target, [request]).tokens
     spoiled = tiny_target()
     with torch.no_grad():
         spoiled.decoder.model.get_output_embeddings().weight[5] = math.nan
@@ -394,7 +394,7 @@ def test_a_tree_deeper_than_the_heads_is_cut(heads: int, tree: str) -> None:
     engine = Engine(target, drafter, build("policy", f"static:paths={tree}"), costs=COSTS)
     request = Request([7, 5, 9, 7], 12)
     found = engine.write([request])
-    assert found.tokens == plain(target, [request]).tokens
+    assert found.tokens == generate_plain(target, [request]).tokens
     assert max(s.depth for s in found.stats.steps) == heads
 
 

@@ -7,7 +7,7 @@ from architectures import model
 from architectures import target as architecture
 from draftree import UserError, speculate
 from draftree.drafters._from_objects import LoadedModel
-from draftree.engine import load, plain
+from draftree.engine import generate_plain, load
 from draftree.policies.chain import Chain
 from draftree.request import Request
 from draftree.sampling.params import Sampling
@@ -41,7 +41,7 @@ def test_a_draft_model_with_a_shorter_context_stops_drafting(length: int) -> Non
     engine = load(target, LoadedModel(tiny_target(context=24)), "chain:length=5")
     request = Request(prompt(length), 40)
     found = engine.write([request])
-    assert found.tokens == plain(target, [request]).tokens
+    assert found.tokens == generate_plain(target, [request]).tokens
     assert any(s.nodes for s in found.stats.steps) == (length < 24)
 
 
@@ -63,7 +63,7 @@ def test_a_prompt_near_the_context_is_written_to_its_end(drafter: str) -> None:
         request = Request(prompt(length), 20)
         rows, steps = engine.begin([request])
         endings = [e.ending for events in steps for e in events if e.ending]
-        assert rows.written == plain(target, [request]).tokens
+        assert rows.written == generate_plain(target, [request]).tokens
         assert endings == ["context"]
         assert len(rows.written[0]) == 64 - length + 1
     with pytest.raises(
@@ -87,7 +87,7 @@ def test_trees_end_where_the_context_ends(room: int) -> None:
     """Sequences of a batch reach the context at different steps, in the middle of an accepted path."""
     target = tiny_target(context=40)
     requests = [Request(prompt(40 - room - i), 30) for i in (0, 3, 9)]
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     engine = knowing(
         target, [[*r.prompt, *t] for r, t in zip(requests, alone, strict=True)], Chain(6)
     )
@@ -143,7 +143,7 @@ def test_a_draft_model_goes_on_to_the_last_position() -> None:
         target, LoadedModel(tiny_target(context=48, seed=1)), "chain:length=4", costs=COSTS
     )
     found = engine.write([Request(prompt(20), 60)])
-    assert found.tokens == plain(target, [Request(prompt(20), 60)]).tokens
+    assert found.tokens == generate_plain(target, [Request(prompt(20), 60)]).tokens
     assert len(found.tokens[0]) == 29
     assert all(s.accepted == s.depth for s in found.stats.steps), "its double is right to the end"
 
@@ -158,7 +158,7 @@ def test_long_sampled_answers_go_on_to_the_context(drafter: str) -> None:
     target = tiny_target(context=80)
     request = Request(prompt(10), 200, sampling=Sampling(0.7, top_p=0.9, seed=1))
     found = load(target, drafter, "chain:length=5", costs=COSTS).write([request])
-    assert found.tokens == plain(target, [request]).tokens
+    assert found.tokens == generate_plain(target, [request]).tokens
     assert len(found.tokens[0]) == 71
 
 
@@ -171,7 +171,7 @@ def test_long_sampled_answers_go_on_to_the_context(drafter: str) -> None:
 def test_drafts_may_outnumber_sequences(count: int) -> None:
     target: Target = architecture("llama")
     requests = [Request(prompt(5 + i), 20) for i in range(count)]
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     engine = knowing(
         target, [[*r.prompt, *t] for r, t in zip(requests, alone, strict=True)], Chain(16)
     )

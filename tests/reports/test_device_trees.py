@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Graphs
 from draftree.models.shape_buckets import SLOTS, ShapeBuckets
@@ -16,15 +16,15 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
-from draftree.testing.fakes import Always, Recorder, tiny_target
+from draftree.testing.fakes import Always, PassRecorder, tiny_target
 from reports import report
 
 KIND = "CUDA graphs and device trees"
 
 
-def captured(context: int = 96) -> tuple[Target, Recorder]:
+def captured(context: int = 96) -> tuple[Target, PassRecorder]:
     """Return a target whose passes are recorded, and what records them."""
-    recorder = Recorder()
+    recorder = PassRecorder()
     return tiny_target(context=context, capture=Graphs(recorder)), recorder
 
 
@@ -60,7 +60,7 @@ def test_batches_that_shrink_and_grow_read_their_own_inputs(name: str) -> None:
     for count in (3, 1, 2):
         asked = requests(count, 3 + count)
         before = recorder.launched
-        assert made.write(asked).tokens == [plain(eager, [r]).tokens[0] for r in asked]
+        assert made.write(asked).tokens == [generate_plain(eager, [r]).tokens[0] for r in asked]
         assert recorder.launched > before
 
 
@@ -77,7 +77,7 @@ def test_wide_trees_fit_their_buffers(policy: str) -> None:
     target, recorder = captured()
     asked = requests(2)
     found = engine(target, "edd", policy).write(asked)
-    assert found.tokens == [plain(tiny_target(context=96), [r]).tokens[0] for r in asked]
+    assert found.tokens == [generate_plain(tiny_target(context=96), [r]).tokens[0] for r in asked]
     assert max(s.nodes for s in found.stats.steps) > 16
     assert recorder.launched > recorder.recorded
 
@@ -127,7 +127,7 @@ def test_every_number_of_drafts_has_a_size(length: int) -> None:
     target, recorder = captured()
     eager = tiny_target(context=96)
     asked = requests(2)
-    texts = [[*r.prompt, *plain(eager, [r]).tokens[0]] for r in asked]
+    texts = [[*r.prompt, *generate_plain(eager, [r]).tokens[0]] for r in asked]
     found = Engine(target, Always(texts, 61), Chain(length), costs=COSTS).write(asked)
     assert [[*r.prompt, *t] for r, t in zip(asked, found.tokens, strict=True)] == texts
     widths = {1 << n.bit_length() for n in range(length + 1)}
@@ -147,7 +147,7 @@ def test_a_cache_that_grows_is_recorded_anew() -> None:
     request = Request([i % 60 for i in range(length)], 24)
     found = engine(target, "lm", "chain:length=3").write([request])
     eager = tiny_target(context=3 * SLOTS)
-    assert found.tokens == plain(eager, [request]).tokens
+    assert found.tokens == generate_plain(eager, [request]).tokens
     assert length + 24 > SLOTS, "the text outgrows the first capacity"
     assert recorder.launched > 10
 
@@ -166,11 +166,11 @@ def test_sequences_without_drafts_stand_in_a_recorded_pass() -> None:
     target, recorder = captured()
     eager = tiny_target(context=96)
     asked = requests(3)
-    texts: list[Any] = [[*r.prompt, *plain(eager, [r]).tokens[0]] for r in asked]
+    texts: list[Any] = [[*r.prompt, *generate_plain(eager, [r]).tokens[0]] for r in asked]
     texts[1] = []
     made = Engine(target, Always(texts, 61), Chain(4), costs=COSTS)
     found = made.write(asked)
-    assert found.tokens == [plain(eager, [r]).tokens[0] for r in asked]
+    assert found.tokens == [generate_plain(eager, [r]).tokens[0] for r in asked]
     assert {0, 4} <= {s.accepted for s in found.stats.steps}
     passes = recorder.launched
     assert passes >= len(found.stats.work)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from draftree.data.corpus import texts
-from draftree.data.readers import CHATS, CONTENT_NAMES, ROLE_NAMES, Skipped, messages, rows
-from draftree.data.samples import read
+from draftree.data.readers import CHATS, CONTENT_NAMES, ROLE_NAMES, Skipped, messages, read_rows
+from draftree.data.samples import read_samples
 from draftree.errors import UserError
-from draftree.training.regenerate import prompts
+from draftree.training.regenerate import read_prompts
 from folders import byte_tokenizer, talking_folder, target_folder
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -94,7 +94,7 @@ def test_answers_that_call_are_learnt(calls: object, tmp_path: Path) -> None:
     answer = {"role": "assistant", "content": None, "tool_calls": calls} if calls else PLAIN[1]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [PLAIN[0], answer]}))
     tokenizer = byte_tokenizer(template)
-    (sample,) = read([tmp_path / "a.jsonl"], tokenizer, 100)
+    (sample,) = read_samples([tmp_path / "a.jsonl"], tokenizer, 100)
     assert tokenizer.decode(sample.tokens[sample.learn]) == ("call add<eos>" if calls else "a<eos>")
 
 
@@ -122,9 +122,9 @@ def test_a_row_that_cannot_be_read_is_named_by_file_and_line(
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"messages": PLAIN}) + "\n\n" + json.dumps(row) + "\n")
     with pytest.raises(UserError, match=rf"a\.jsonl:3.*{told}"):
-        read([path], byte_tokenizer(), 100)
+        read_samples([path], byte_tokenizer(), 100)
     skipped = Skipped()
-    assert len(read([path], byte_tokenizer(), 100, skipped=skipped)) == 1
+    assert len(read_samples([path], byte_tokenizer(), 100, skipped=skipped)) == 1
     assert skipped.count == 1
     assert "a.jsonl:3" in str(skipped)
 
@@ -138,9 +138,9 @@ def test_bare_lists_of_messages(ending: str, tmp_path: Path) -> None:
         if ending == "jsonl"
         else json.dumps([chat, chat])
     )
-    assert [messages(row, where) for row, where in rows(path)] == [PLAIN, PLAIN]
+    assert [messages(row, where) for row, where in read_rows(path)] == [PLAIN, PLAIN]
     path.write_text(json.dumps(chat))
-    assert [messages(row, where) for row, where in rows(path)] == [PLAIN]
+    assert [messages(row, where) for row, where in read_rows(path)] == [PLAIN]
 
 
 def test_rows_that_are_left_out_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_rows_that_are_left_out_are_counted_and_the_first_are_named(tmp_path: Pa
         "\n".join([json.dumps({"messages": PLAIN}), *bad, json.dumps({"messages": PLAIN})])
     )
     skipped = Skipped()
-    assert len(read([path], byte_tokenizer(), 100, skipped=skipped)) == 2
+    assert len(read_samples([path], byte_tokenizer(), 100, skipped=skipped)) == 2
     assert skipped.count == len(bad)
     told = str(skipped)
     assert told.startswith("5 rows cannot be read and are left out: ")
@@ -161,7 +161,7 @@ def test_rows_that_are_left_out_are_counted_and_the_first_are_named(tmp_path: Pa
 def test_nothing_but_bad_rows_is_nothing_to_learn(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{broken")
     with pytest.raises(UserError, match="nothing to learn"):
-        read([tmp_path / "a.jsonl"], byte_tokenizer(), 100, skipped=Skipped())
+        read_samples([tmp_path / "a.jsonl"], byte_tokenizer(), 100, skipped=Skipped())
 
 
 def test_a_datastore_leaves_bad_rows_out_where_the_user_asks(
@@ -228,6 +228,6 @@ def test_a_chat_that_cannot_be_answered_is_named_by_file_and_line(tmp_path: Path
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join([BAD[0], BAD[3]]))
     with pytest.raises(UserError, match=rf"{path}:2: the prompt is not valid Unicode text"):
-        list(prompts([path], byte_tokenizer(), 8))
+        list(read_prompts([path], byte_tokenizer(), 8))
     with pytest.raises(UserError, match=rf"{path}:1 has token .* allowed are ids below the 3 rows"):
-        list(prompts([path], byte_tokenizer(), 8, vocab=3))
+        list(read_prompts([path], byte_tokenizer(), 8, vocab=3))

@@ -31,9 +31,9 @@ TABLES = {
     "eagle": config_entries.EAGLE,
     "peagle": config_entries.PEAGLE,
     "speculators": config_entries.SPECULATORS,
-    "glide": config_entries.GLIDE,
+    "glide": config_entries.FLAT_GLIDE,
     "qwen3": config_entries.QWEN3,
-    "blocks": config_entries.BLOCKS,
+    "blocks": config_entries.FLAT_BLOCK_DRAFTER,
     "medusa": config_entries.MEDUSA,
     "speculated blocks": config_entries.SPECULATED_BLOCKS,
     "hydra": config_entries.HYDRA,
@@ -188,10 +188,12 @@ def test_the_entries_of_published_drafters_are_known() -> None:
         "rope_scaling": None,
         "rope_theta": 1e4,
     }
-    config_entries.BLOCKS.check(qwen3 | dspark, "config.json", "dspark")
+    config_entries.FLAT_BLOCK_DRAFTER.check(qwen3 | dspark, "config.json", "dspark")
     nested = {"mask_token_id": 319, "target_layer_ids": [0, 2], "causal_head": True}
-    config_entries.BLOCKS.check(qwen3 | dflash | {"dflash_config": nested}, "config.json", "dflash")
-    config_entries.BLOCKS.check(nested, "config.json", "dflash")
+    config_entries.FLAT_BLOCK_DRAFTER.check(
+        qwen3 | dflash | {"dflash_config": nested}, "config.json", "dflash"
+    )
+    config_entries.FLAT_BLOCK_DRAFTER.check(nested, "config.json", "dflash")
     llama = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

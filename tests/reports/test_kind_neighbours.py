@@ -16,10 +16,10 @@ from transformers import LogitsProcessor
 from architectures import VOCAB
 from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import UNIT
+from draftree.costs.curves import UNIT_COSTS
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.errors import DraftreeWarning, UserError
 from draftree.loop import Components, State, admit, release, step
 from draftree.registry import build as part
@@ -67,7 +67,7 @@ def run(
         "acceptor", "greedy" if all(r.sampling.greedy for r in requests) else "match"
     )
     rows, state = SequenceBatch(to.new_cache(len(requests), 64)), State()
-    parts = Components(to, drafter, part("policy", policy), rule, UNIT)
+    parts = Components(to, drafter, part("policy", policy), rule, UNIT_COSTS)
     _, state = admit(parts, rows, requests, state)
     texts = dict(enumerate(rows.written))
     taken = 0
@@ -184,7 +184,7 @@ def test_acceptance_lengths_are_told_by_sequence(llama: Target) -> None:
     rows, state = SequenceBatch(llama.new_cache(2, 64)), State()
     drafter = LMDrafter(llama)
     parts = Components(
-        llama, drafter, part("policy", "chain:length=3"), part("acceptor", "greedy"), UNIT
+        llama, drafter, part("policy", "chain:length=3"), part("acceptor", "greedy"), UNIT_COSTS
     )
     _, state = admit(parts, rows, [Request(PROMPTS[0], 9), Request(PROMPTS[1], 9)], state)
     while rows.live.size:
@@ -366,7 +366,7 @@ def test_searches_and_probes_that_raise(name: str, method: str, llama: Target) -
             "ignore", DraftreeWarning
         )  # not every drafter is asked by every method
         found = run(llama, drafter, BATCH, policy="yield")[0]
-    assert found == dict(enumerate(plain(llama, BATCH).tokens))
+    assert found == dict(enumerate(generate_plain(llama, BATCH).tokens))
 
 
 @pytest.mark.parametrize("method", ["expand", "passes", "commit"])
@@ -393,10 +393,10 @@ def test_what_is_raised_once_takes_no_drafts(method: str, llama: Target) -> None
 def test_engines_whose_drafter_raises_write_on(name: str, method: str, llama: Target) -> None:
     """Lists, single texts and submitted requests alike; a later text is drafted for again."""
     want, drafter = (
-        plain(llama, BATCH).tokens,
+        generate_plain(llama, BATCH).tokens,
         Broken(opened(name, llama), method, PROMPTS[2][0], steps=0),
     )
-    engine = Engine(llama, drafter, part("policy", "eagle2"), costs=UNIT)
+    engine = Engine(llama, drafter, part("policy", "eagle2"), costs=UNIT_COSTS)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", DraftreeWarning)
         assert engine.write(BATCH).tokens == want
@@ -411,10 +411,10 @@ def test_engines_whose_drafter_raises_write_on(name: str, method: str, llama: Ta
 def test_an_exception_that_is_no_error_ends_the_call(llama: Target) -> None:
     drafter = Broken(opened("vdm", llama), "expand", PROMPTS[2][0], times=1)
     drafter.error = KeyboardInterrupt()  # type: ignore[assignment]
-    engine = Engine(llama, drafter, part("policy", "eagle2"), costs=UNIT)
+    engine = Engine(llama, drafter, part("policy", "eagle2"), costs=UNIT_COSTS)
     with pytest.raises(KeyboardInterrupt):
         engine.write(BATCH)
-    assert engine.write(BATCH).tokens == plain(llama, BATCH).tokens
+    assert engine.write(BATCH).tokens == generate_plain(llama, BATCH).tokens
 
 
 def test_fused_drafters_search_for_no_token_that_is_forced(llama: Target) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from architectures import CROSSING, VOCAB, fresh, target
-from draftree.costs.curves import UNIT
+from draftree.costs.curves import UNIT_COSTS
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.llama_modules import Rotary, of_values
 from draftree.engine import Engine
@@ -51,7 +51,9 @@ def reference(name: str, prompt: tuple[int, ...], count: int) -> list[int]:
 def engine(name: str, policy: str = "chain:length=5") -> Engine:
     """A target that drafts for itself, so that drafts reach across the switch."""
     to = target(name)
-    return Engine(to, LMDrafter(Target(to.decoder, "itself")), part("policy", policy), costs=UNIT)
+    return Engine(
+        to, LMDrafter(Target(to.decoder, "itself")), part("policy", policy), costs=UNIT_COSTS
+    )
 
 
 def check(own: Engine, name: str, prompts: list[list[int]], count: int) -> None:
@@ -93,7 +95,7 @@ def test_other_drafters_across_the_switch(name: str, drafter: str) -> None:
         to,
         method.open(to) if drafter == "suffix" else method.fresh(to),
         part("policy", "eagle2"),
-        costs=UNIT,
+        costs=UNIT_COSTS,
     )
     check(own, name, [TEXT[: SWITCH - 3], TEXT[:20]], 8)
 

@@ -13,7 +13,7 @@ from drafting import after_all
 from draftree import UserError
 from draftree.doctor import forward_parity
 from draftree.drafters._from_objects import LoadedModel
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.models.int4_linear import Int4Linear
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
@@ -71,7 +71,7 @@ def test_a_drafter_of_a_rounded_target_is_not_rounded(name: str, rounded: Target
     assert not [
         m for m in drafter.model.modules() if isinstance(m, Int4Linear) and id(m) not in own
     ]
-    assert made.write([REQUEST]).tokens == plain(rounded, [REQUEST]).tokens
+    assert made.write([REQUEST]).tokens == generate_plain(rounded, [REQUEST]).tokens
 
 
 @report(
@@ -83,7 +83,7 @@ def test_a_drafter_of_a_rounded_target_is_not_rounded(name: str, rounded: Target
 def test_a_rounded_target_is_drafted_for_by_its_double(rounded: Target, folder: Path) -> None:
     double = load(rounded, LoadedModel(Target.load(str(folder), quantize="int4"))).drafter
     found = Engine(rounded, double, build("policy", "chain:length=3"), costs=COSTS).write([REQUEST])
-    assert found.tokens == plain(rounded, [REQUEST]).tokens
+    assert found.tokens == generate_plain(rounded, [REQUEST]).tokens
     assert len(set(found.tokens[0])) > 4
     assert all(s.accepted == s.depth for s in found.stats.steps)
 
@@ -120,7 +120,7 @@ def test_a_drafter_of_any_dtype_serves_a_target_of_any(
         else Target.load(str(folder), dtype)
     )
     made = load(target, str(tmp_path / "drafter"), "chain:length=3", costs=COSTS)
-    assert made.write([REQUEST]).tokens == plain(target, [REQUEST]).tokens
+    assert made.write([REQUEST]).tokens == generate_plain(target, [REQUEST]).tokens
 
 
 @report(
@@ -198,7 +198,7 @@ def test_the_head_that_a_drafter_learns_from_is_the_rounded_targets(
     logits = after_all(batch)[0]
     for end in (3, 7, 10):
         ids = tokens[0, :end].tolist()
-        found = plain(rounded, [Request(ids, 1)]).tokens[0][0]
+        found = generate_plain(rounded, [Request(ids, 1)]).tokens[0][0]
         top = logits[end - 1].topk(2).values
         assert int(logits[end - 1].argmax()) == found or float(top[0] - top[1]) < 0.1
     assert torch.isfinite(drafter.loss(batch))
@@ -215,4 +215,4 @@ def test_sampled_texts_of_a_rounded_target_are_plain_decodings(rounded: Target) 
         for i in range(3)
     ]
     found = load(rounded, "suffix", "chain:length=4", costs=COSTS).write(requests)
-    assert found.tokens == [plain(rounded, [r]).tokens[0] for r in requests]
+    assert found.tokens == [generate_plain(rounded, [r]).tokens[0] for r in requests]

@@ -11,7 +11,7 @@ from transformers import LogitsProcessor
 from architectures import model
 from draftree import speculate
 from draftree.drafters._from_objects import LoadedModel
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request
@@ -147,7 +147,7 @@ def test_seeded_requests_in_one_batch_are_what_they_are_alone(target: Target) ->
     requests = [asked(target, number=i, **options) for i, options in enumerate(
         [{}, SAMPLED, {"temperature": 0.7, "seed": 9, "top_p": 0.9}, {"temperature": 1.3, "top_k": 20}]
     )]  # fmt: skip
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     assert len(set(map(tuple, alone))) == 4
     texts = [[*r.prompt, *t] for r, t in zip(requests, alone, strict=True)]
     for order in ([0, 1, 2, 3], [3, 1, 0]):
@@ -269,7 +269,7 @@ def test_a_temperature_of_zero_among_others_divides_nothing(target: Target) -> N
     requests = [
         asked(target, number=i, temperature=t, seed=2) for i, t in enumerate((0.0, 1e-6, 1.0, 0.0))
     ]
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     assert alone[0] == alone[1] == alone[3] != alone[2]
     for engine in both(target, [[*r.prompt, *t] for r, t in zip(requests, alone, strict=True)]):
         assert engine.write(requests).tokens == alone

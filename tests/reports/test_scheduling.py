@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, generate_plain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
@@ -73,7 +73,7 @@ def test_texts_survive_being_pushed_out(name: str) -> None:
     finish(made)
     assert any(h.entry.preemptions for h in handles)
     for handle, request in zip(handles, requests(6), strict=True):
-        assert ids(handle) == plain(target, [request]).tokens[0]
+        assert ids(handle) == generate_plain(target, [request]).tokens[0]
 
 
 @report(
@@ -95,7 +95,7 @@ def test_options_count_from_the_first_prompt_after_a_request_was_pushed_out(targ
     finish(made)
     assert sum(h.entry.preemptions for h in handles) > 1
     for handle, request in zip(handles, given, strict=True):
-        assert ids(handle) == plain(target, [request]).tokens[0]
+        assert ids(handle) == generate_plain(target, [request]).tokens[0]
 
 
 @report(
@@ -119,7 +119,7 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
     gc.collect()
     assert made.scheduler.cache_tokens == made.scheduler.running == made.scheduler.waiting == 0
     assert not [ref for ref in kept if ref() is not None]
-    assert made.write(requests(1)[:1]).tokens == plain(target, requests(1)).tokens
+    assert made.write(requests(1)[:1]).tokens == generate_plain(target, requests(1)).tokens
 
 
 @report(
@@ -150,4 +150,4 @@ def test_waiting_requests_run_in_any_number_of_slots(limit: int) -> None:
     made.set_limits(max_sequences=limit)
     handles = [made.submit(r) for r in requests(7)]
     finish(made)
-    assert [ids(h) for h in handles] == [plain(target, [r]).tokens[0] for r in requests(7)]
+    assert [ids(h) for h in handles] == [generate_plain(target, [r]).tokens[0] for r in requests(7)]

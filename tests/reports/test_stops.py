@@ -14,7 +14,7 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.target.target import Target
 from draftree.text.options import Options
-from draftree.text.stop_strings import decode
+from draftree.text.stop_strings import decode_tokens
 from generating import TEXTS
 from reports import report
 from reports.engines import LENGTH, PROMPT, asked, both, knowing, plainly, whole
@@ -66,7 +66,7 @@ def test_an_eos_inside_an_accepted_block_ends_the_text() -> None:
 def test_stop_strings_work_beside_a_draft_model(target: Target) -> None:
     prompt = torch.tensor([target.tokenizer(PROMPT)["input_ids"]])
     served = target.decoder.model
-    text = decode(target.tokenizer, plainly(target))
+    text = decode_tokens(target.tokenizer, plainly(target))
     for start in (2, 7, 11):
         given: dict[str, Any] = {"max_new_tokens": LENGTH, "eos_token_id": None, "do_sample": False}
         given |= {"stop_strings": [text[start : start + 2]], "tokenizer": target.tokenizer}
@@ -82,14 +82,16 @@ def test_stop_strings_work_beside_a_draft_model(target: Target) -> None:
     "The token limit was asked before the stop text, so that a block which reached both hid the stop and leaked its tokens.",
 )
 def test_a_stop_inside_the_limit_wins_over_the_limit(target: Target) -> None:
-    tokens, text = plainly(target), decode(target.tokenizer, plainly(target))
+    tokens, text = plainly(target), decode_tokens(target.tokenizer, plainly(target))
     at = next(
         i
         for i in range(4, 12)
         if "\ufffd" not in text[i - 1 : i + 1] and text.find(text[i - 1 : i + 1]) == i - 1
     )
     stop = text[at - 1 : at + 1]
-    count = next(i for i in range(len(tokens) + 1) if stop in decode(target.tokenizer, tokens[:i]))
+    count = next(
+        i for i in range(len(tokens) + 1) if stop in decode_tokens(target.tokenizer, tokens[:i])
+    )
     for limit, engine in itertools.product(range(count, count + 6), both(target, [whole(target)])):
         found = engine.complete(
             PROMPT, max_new_tokens=limit, ignore_eos=True, stop=stop, logprobs=0
@@ -111,8 +113,8 @@ def test_the_order_of_stop_texts_does_not_matter() -> None:
     engine, seen = knowing(demo, [whole(demo, prompt, max_new_tokens=16)]), 0
     for at in range(2, 16):
         before, after = (
-            decode(demo.tokenizer, tokens[:at]),
-            decode(demo.tokenizer, tokens[: at + 1]),
+            decode_tokens(demo.tokenizer, tokens[:at]),
+            decode_tokens(demo.tokenizer, tokens[: at + 1]),
         )
         piece = after[len(before) :]
         if len(piece) < 4 or piece[1] in after[: len(before) + 1] or piece[2:] in before:
@@ -208,7 +210,7 @@ def test_as_many_tokens_are_shown_as_are_counted(target: Target, limit: int) -> 
     "A counter took in tokens that were accepted after the stop, and came out above the number of tokens of the answer.",
 )
 def test_nothing_after_the_end_is_counted(target: Target) -> None:
-    text = decode(target.tokenizer, plainly(target))
+    text = decode_tokens(target.tokenizer, plainly(target))
     engine, beyond = knowing(target, [whole(target)]), 0
     for stop in sorted({c for c in text[3:] if c != "\ufffd"}):
         found = engine.complete(PROMPT, max_new_tokens=LENGTH, ignore_eos=True, stop=stop)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree.data.prompts import encode
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import build
@@ -19,7 +19,7 @@ from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Always, Scripted, Sometimes
 from draftree.text.options import Options
-from draftree.text.stop_strings import decode
+from draftree.text.stop_strings import decode_tokens
 from reports import report
 
 KIND = "Structured output"
@@ -53,7 +53,7 @@ def asked(target: Target, prompt: str = "ab", **options: Any) -> Request:
 def texts(target: Target, request: Request, free: bool = False) -> list[list[int]]:
     """Return the request's text by plain decoding; `free` leaves the grammar out."""
     known = Request(request.prompt, 60, sampling=request.sampling) if free else request
-    return [[*request.prompt, *plain(target, [known]).tokens[0]]]
+    return [[*request.prompt, *generate_plain(target, [known]).tokens[0]]]
 
 
 def engines(target: Target, plans: list[list[int]]) -> list[Engine]:
@@ -89,7 +89,7 @@ def test_a_grammar_ends_with_eos_inside_drafts(
     target: Target, given: dict[str, Any], options: dict[str, Any]
 ) -> None:
     request = asked(target, **given, **options)
-    wanted = plain(target, [request]).tokens[0]
+    wanted = generate_plain(target, [request]).tokens[0]
     assert wanted[-1] in target.eos
     for engine in [
         *engines(target, texts(target, request)),
@@ -111,7 +111,7 @@ def test_a_grammar_ends_with_eos_inside_drafts(
 def test_grammars_of_a_batch_end_at_different_steps(target: Target) -> None:
     requests = [asked(target, "a", regex="ab"), asked(target, "b", json_schema=SCHEMA), asked(target, "c"),
                 asked(target, "d", regex="[ab]{9}", **WARM)]  # fmt: skip
-    alone = [plain(target, [r]).tokens[0] for r in requests]
+    alone = [generate_plain(target, [r]).tokens[0] for r in requests]
     assert [a[-1] in target.eos for a in alone] == [True, True, False, True]
     plans = [[*r.prompt, *a, *[9] * 6] for r, a in zip(requests, alone, strict=True)]
     for engine in engines(target, plans):
@@ -152,8 +152,8 @@ def test_a_grammar_that_begins_inside_an_accepted_block_holds(target: Target) ->
     """What comes before the grammar is forced, so that its last tokens and the first of the grammar are one draft."""
     grammar = Grammar.lark('start: /[x-z]*/ "|" /(ab|ba)+/')
     request = asked(target, grammar=grammar, **WARM)
-    wanted = plain(target, [request]).tokens[0]
-    text = decode(target.tokenizer, wanted[:-1] if wanted[-1] in target.eos else wanted)
+    wanted = generate_plain(target, [request]).tokens[0]
+    text = decode_tokens(target.tokenizer, wanted[:-1] if wanted[-1] in target.eos else wanted)
     assert re.fullmatch(r"[x-z]*(\|(ab|ba)*[ab]?)?", text)
     for engine in engines(target, texts(target, request)):
         assert engine.write([request]).tokens == [wanted]
@@ -217,7 +217,7 @@ def test_json_is_whole_where_it_ends(target: Target, drafter: str) -> None:
 )
 def test_a_grammar_goes_on_after_a_text_was_left(target: Target) -> None:
     request = asked(target, json_schema=SCHEMA)
-    wanted = plain(target, [request]).tokens[0]
+    wanted = generate_plain(target, [request]).tokens[0]
     for engine in engines(target, [[*request.prompt, *wanted]]):
         for steps_taken in (1, 2, 3):
             rows, steps = engine.begin([request])
@@ -244,7 +244,7 @@ def test_the_mask_after_a_text_does_not_depend_on_what_was_asked_before(target: 
     tokens = Vocabulary.of(target.tokenizer, target.decoder.vocab, target.eos)
     processor = Constrained(Grammar.json_schema(SCHEMA), tokens, 0)
     request = asked(target, json_schema=SCHEMA)
-    wanted = plain(target, [request]).tokens[0]
+    wanted = generate_plain(target, [request]).tokens[0]
     rng = np.random.default_rng(0)
     true = [
         Constrained(Grammar.json_schema(SCHEMA), tokens, 0).allowed(wanted[:n])
@@ -268,6 +268,6 @@ def test_forced_tokens_are_drafted_in_front_of_the_drafter(target: Target) -> No
     for options in ({}, WARM):
         request = asked(target, json_schema=SCHEMA, **options)
         found = never.write([request])
-        assert found.tokens == plain(target, [request]).tokens
+        assert found.tokens == generate_plain(target, [request]).tokens
         assert found.stats.acceptance_length > 1.5, "the names of the fields are forced"
     torch.manual_seed(0)

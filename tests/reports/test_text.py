@@ -12,17 +12,17 @@ from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 from draftree.data.prompts import encode, question
-from draftree.data.samples import read
+from draftree.data.samples import read_samples
 from draftree.drafters._from_objects import LoadedModel
 from draftree.drafters.rest import REST, RESTDrafter, index_documents
-from draftree.engine import Engine, load, plain
+from draftree.engine import Engine, generate_plain, load
 from draftree.models.causal_lm import Decoder
 from draftree.policies.chain import Chain
 from draftree.request import Request
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.text.options import Options
-from draftree.text.stop_strings import decode
+from draftree.text.stop_strings import decode_tokens
 from folders import TEMPLATE, byte_tokenizer
 from reports import report
 from reports.engines import PROMPT, both, plainly, whole
@@ -62,7 +62,8 @@ def test_a_draft_model_may_spell_texts_at_greater_length(
     ]
     sampling = Options(**options).sampling
     assert (
-        engine.write(requests, sampling).tokens == plain(demo, requests, sampling=sampling).tokens
+        engine.write(requests, sampling).tokens
+        == generate_plain(demo, requests, sampling=sampling).tokens
     )
 
 
@@ -79,7 +80,7 @@ def test_a_prompt_may_end_inside_a_character(target: Target, character: str, cut
     pieces = list(engine.stream(ids, max_new_tokens=10, ignore_eos=True))
     tokens = [t.id for t in pieces]
     assert tokens == plainly(target, ids, max_new_tokens=10)
-    assert "".join(t.text for t in pieces) == decode(target.tokenizer, tokens)
+    assert "".join(t.text for t in pieces) == decode_tokens(target.tokenizer, tokens)
 
 
 @report(
@@ -131,7 +132,7 @@ def test_a_text_has_one_beginning(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         json.dumps({"messages": [{"role": "user", "content": "q"}, chat[1]]})
     )
-    (sample,) = read([tmp_path / "a.jsonl"], tokenizer, 64)
+    (sample,) = read_samples([tmp_path / "a.jsonl"], tokenizer, 64)
     assert sample.tokens.tolist().count(bos) == 2
     assert sample.tokens.tolist()[:2] == [bos, bos]
 
@@ -159,7 +160,7 @@ def test_a_data_store_keeps_large_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Engine(target, drafter, Chain(4), costs=COSTS).write([request])
     assert found.tokens[0][0] == 65_537
     assert {1, 65_536, last} <= sent, "what follows in the documents was drafted"
-    assert found.tokens == plain(target, [request]).tokens
+    assert found.tokens == generate_plain(target, [request]).tokens
 
 
 @report(

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from architectures import target as architecture
 from draftree import UserError
-from draftree.data.samples import Sample, chat_samples, read
+from draftree.data.samples import Sample, chat_samples, read_samples
 from draftree.doctor import forward_parity
 from draftree.drafters.edd import EDD
 from draftree.drafters.neural.block_loss import draw_anchors
@@ -21,7 +21,7 @@ from draftree.models.causal_lm import Decoder
 from draftree.registry import build
 from draftree.target.target import Target
 from draftree.training.teacher import Teacher
-from draftree.training.trainer import Objective, Plan, train
+from draftree.training.trainer import Objective, TrainingPlan, train
 from folders import TEMPLATE, byte_tokenizer
 from forests import texts
 from reports import report
@@ -100,11 +100,11 @@ def test_odd_rows_beside_a_good_one_are_learnt_or_left_out(
     row: dict[str, Any], tmp_path: Path
 ) -> None:
     target = trainee()
-    samples = read([saved(tmp_path / "a.jsonl", row, GOOD)], TOKENIZER, 64)
+    samples = read_samples([saved(tmp_path / "a.jsonl", row, GOOD)], TOKENIZER, 64)
     assert shown(samples[-1]) == "<|user|>a?<|assistant|>[bc<eos>]"
     assert all(s.learn.any() for s in samples)
     few = [Sample(s.tokens % VOCAB, s.learn) for s in samples] * 3
-    plan = Plan(epochs=1, batch_size=2, lr=1e-3, held_out=0.2, policy="chain:length=2")
+    plan = TrainingPlan(epochs=1, batch_size=2, lr=1e-3, held_out=0.2, policy="chain:length=2")
     result = train(target, EDD().fresh(target), few, plan, tmp_path / "out")
     assert np.isfinite(result.loss)
 
@@ -139,7 +139,7 @@ def test_a_call_of_a_tool_is_learnt_or_told_with_its_line(
     file = saved(tmp_path / "a.jsonl", GOOD, chat)
     told = ""
     try:
-        samples = read([file], TOKENIZER, 128)
+        samples = read_samples([file], TOKENIZER, 128)
     except UserError as error:
         told = str(error)
     if told:
@@ -158,8 +158,8 @@ def test_answers_beyond_the_longest_sample_are_told(tmp_path: Path) -> None:
         "messages": [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "bc"}]
     }
     with pytest.raises(UserError, match="nothing to learn"):
-        read([saved(tmp_path / "all.jsonl", long, long)], TOKENIZER, 32)
-    samples = read([saved(tmp_path / "some.jsonl", long, GOOD, long)], TOKENIZER, 32)
+        read_samples([saved(tmp_path / "all.jsonl", long, long)], TOKENIZER, 32)
+    samples = read_samples([saved(tmp_path / "some.jsonl", long, GOOD, long)], TOKENIZER, 32)
     assert [shown(s) for s in samples] == ["<|user|>a?<|assistant|>[bc<eos>]"]
 
 
@@ -204,7 +204,7 @@ def test_answers_and_their_ends_alone_are_learnt(template: str, wanted: str) -> 
 def test_answers_that_repeat_the_question_are_told_apart(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ab"},
             {"role": "user", "content": "<|assistant|>"}, {"role": "assistant", "content": "a"}]  # fmt: skip
-    (sample,) = read([saved(tmp_path / "a.jsonl", {"messages": chat})], TOKENIZER, 99)
+    (sample,) = read_samples([saved(tmp_path / "a.jsonl", {"messages": chat})], TOKENIZER, 99)
     assert (
         shown(sample)
         == "<|user|>ab<|assistant|>[ab<eos>]<|user|><|assistant|><|assistant|>[a<eos>]"
@@ -274,7 +274,7 @@ def test_a_measurement_leaves_the_drafter_in_training(
     )
     rng = np.random.default_rng(0)
     samples = [Sample(rng.integers(0, VOCAB, 10), np.arange(10) >= 3) for _ in range(12)]
-    plan = Plan(
+    plan = TrainingPlan(
         epochs=2, batch_size=4, lr=1e-3, held_out=0.2, evaluate_every=1, policy="chain:length=2"
     )
     train(target, EDD().fresh(target), samples, plan, tmp_path)
@@ -290,7 +290,7 @@ def test_a_measurement_leaves_the_drafter_in_training(
 )
 def test_every_row_of_text_is_learnt(tmp_path: Path) -> None:
     rows = [{"text": f"row {i}", "tools": []} if i % 2 else {"text": f"row {i}"} for i in range(40)]
-    samples = read([saved(tmp_path / "a.jsonl", *rows)], TOKENIZER, 64)
+    samples = read_samples([saved(tmp_path / "a.jsonl", *rows)], TOKENIZER, 64)
     assert [TOKENIZER.decode(s.tokens.tolist()) for s in samples] == [row["text"] for row in rows]
     assert all(s.learn[1:].all() for s in samples)
 

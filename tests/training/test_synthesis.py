@@ -14,8 +14,8 @@ import torch
 
 from draftree.cli import app
 from draftree.data.decontamination import Excluded, extract_questions
-from draftree.data.samples import read
-from draftree.engine import plain
+from draftree.data.samples import read_samples
+from draftree.engine import generate_plain
 from draftree.errors import UserError
 from draftree.request import Request
 from draftree.sampling.params import Sampling
@@ -26,9 +26,9 @@ from draftree.training.generation_run import GenerationRun
 from draftree.training.openai_client import KEY_VARIABLE, Remote, Server, greedy_agreement
 from draftree.training.regenerate import Regeneration, regenerate
 from draftree.training.synthesize import (
-    ABOUT,
-    FILE,
-    PARTS,
+    METADATA_FILE,
+    PARTIAL_FILE,
+    QUESTIONS_FILE,
     Opening,
     Synthesis,
     find_flaw,
@@ -64,7 +64,7 @@ def test_questions_are_drawn_behind_the_users_header_by_seed_and_number(
     target: Target, tmp_path: Path
 ) -> None:
     found = made_up(target, tmp_path)
-    report = json.loads((tmp_path / ABOUT).read_text())
+    report = json.loads((tmp_path / METADATA_FILE).read_text())
     assert report["opening"] == "<|user|>"
     header, ends = [2], target.eos | {3}
     drawn = []
@@ -72,7 +72,7 @@ def test_questions_are_drawn_behind_the_users_header_by_seed_and_number(
         request = Request(
             header, HOW.tokens, ends, i, sampling=Sampling(1.0, top_p=0.99, seed=HOW.seed)
         )
-        (tokens,) = plain(target, [request]).tokens
+        (tokens,) = generate_plain(target, [request]).tokens
         text = target.tokenizer.decode([t for t in tokens if t not in ends])
         drawn.append({"text": text, "ended": tokens[-1] in ends})
     kept, dropped = select_questions(drawn, HOW.count, target.tokenizer)
@@ -95,7 +95,7 @@ def test_making_up_goes_on_where_it_stopped(target: Target, tmp_path: Path) -> N
 
     with pytest.raises(KeyboardInterrupt):
         made_up(target, tmp_path / "out", tell=interrupt)
-    (part,) = (tmp_path / "out" / PARTS).rglob("0.jsonl")
+    (part,) = (tmp_path / "out" / PARTIAL_FILE).rglob("0.jsonl")
     part.write_text(part.read_text() + '\n{"number": 9, "te')  # a line that was broken off
     assert (
         made_up(target, tmp_path / "out", tell=lambda done, remark="", of=0: calls.append(of))
@@ -120,7 +120,7 @@ def test_what_is_beside_it_or_excluded_is_not_made_up_again(target: Target, tmp_
     exclude.write_text(json.dumps({"turns": ["something", first[1]]}))
     found = made_up(target, tmp_path / "out", beside=[beside], excluded=Excluded.of([exclude]))
     assert found[:10] == first[2:]
-    report = json.loads((tmp_path / "out" / ABOUT).read_text())["dropped"]
+    report = json.loads((tmp_path / "out" / METADATA_FILE).read_text())["dropped"]
     assert (report["excluded"], report["duplicates"]) == (1, 2), (
         "one of them is a duplicate without the data beside it, too"
     )
@@ -147,7 +147,7 @@ def test_a_target_that_makes_up_nothing_usable_is_refused(target: Target, tmp_pa
     ):
         made_up(target, tmp_path, replace(HOW, count=1000), author=author)
     assert len(author.asked) == 64
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / QUESTIONS_FILE).exists()
 
 
 FLAWS = {
@@ -261,7 +261,7 @@ def test_no_excluded_prompt_is_learnt(target: Target, tmp_path: Path) -> None:
         {"text": f"so: {LONG}"},
     ]
     data.write_text("\n".join(map(json.dumps, rows)))
-    (sample,) = read([data], target.tokenizer, 160, Excluded([LONG]))
+    (sample,) = read_samples([data], target.tokenizer, 160, Excluded([LONG]))
     assert "another" in target.tokenizer.decode(sample.tokens)
     path = regenerate(
         target,
@@ -329,7 +329,7 @@ class Serving:
         sampling = Sampling(
             body["temperature"], top_p=body.get("top_p", 1.0), seed=body.get("seed", 0)
         )
-        (tokens,) = plain(
+        (tokens,) = generate_plain(
             self.target,
             [Request(ids, body["max_tokens"], self.target.eos | {3}, sampling=sampling)],
         ).tokens
@@ -511,7 +511,7 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
 
 def test_agreement_is_the_share_of_the_targets_own_tokens(target: Target) -> None:
     ids = target.tokenizer("<|user|>hello<|assistant|>")["input_ids"]
-    (tokens,) = plain(target, [Request(ids, 10)]).tokens
+    (tokens,) = generate_plain(target, [Request(ids, 10)]).tokens
     text = target.tokenizer.decode(tokens)
     assert target.tokenizer(text)["input_ids"] == tokens
     asks = PendingPrompt(0, "", ids, 10)

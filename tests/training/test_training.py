@@ -27,10 +27,16 @@ from draftree.target.target import HiddenStateSpec, Target
 from draftree.training import time_limit
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Shards
-from draftree.training.held_out_metrics import DEPTHS, acceptance_by_depth, evaluate
+from draftree.training.held_out_metrics import CHAIN_LENGTH, acceptance_by_depth, evaluate
 from draftree.training.resume import STATE, start_from
 from draftree.training.teacher import Teacher
-from draftree.training.trainer import Plan, Progress, learning_rate_factor, split_samples, train
+from draftree.training.trainer import (
+    Progress,
+    TrainingPlan,
+    learning_rate_factor,
+    split_samples,
+    train,
+)
 
 VOCAB = 31
 METHODS = {"edd": EDD, "vdm": VDM}
@@ -67,8 +73,8 @@ def weights(drafter) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in drafter.model.state_dict().items()}
 
 
-def plan(**knobs) -> Plan:
-    return Plan(**{"epochs": 2, "batch_size": 4, "lr": 1e-2, "held_out": 0.1, "evaluate_every": 4, "save_every": 3,
+def plan(**knobs) -> TrainingPlan:
+    return TrainingPlan(**{"epochs": 2, "batch_size": 4, "lr": 1e-2, "held_out": 0.1, "evaluate_every": 4, "save_every": 3,
                    "policy": "chain:length=2"} | knobs)  # fmt: skip
 
 
@@ -84,7 +90,7 @@ def test_the_loss_falls_and_the_folder_is_a_drafter(name, target, samples, tmp_p
     assert end.overlap is not None
     assert end.acceptance_by_depth is not None
     assert end.acceptance_length == pytest.approx(1 + np.cumprod(end.acceptance_by_depth).sum())
-    assert len(end.acceptance_by_depth) == DEPTHS
+    assert len(end.acceptance_by_depth) == CHAIN_LENGTH
     assert 0 < end.overlap < 1
     again = METHODS[name](checkpoint=str(tmp_path)).open(target)
     assert again.knobs.loss == "kl"
@@ -318,8 +324,8 @@ def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
         Processes.on(torch.device("cpu")),
     )
     assert found is not None
-    assert found.acceptance_length == 1 + DEPTHS
-    assert found.acceptance_by_depth == (1.0,) * DEPTHS
+    assert found.acceptance_length == 1 + CHAIN_LENGTH
+    assert found.acceptance_by_depth == (1.0,) * CHAIN_LENGTH
     assert found.overlap == pytest.approx(1)
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from draftree.data.readers import messages, rows
-from draftree.data.samples import Sample, chat_samples, read
+from draftree.data.readers import messages, read_rows
+from draftree.data.samples import Sample, chat_samples, read_samples
 from draftree.errors import UserError
 from folders import TEMPLATE, byte_tokenizer
 
@@ -69,7 +69,9 @@ def test_text_is_cut_into_windows_and_a_chat_at_its_end(tmp_path: Path) -> None:
             {"role": "assistant", "content": "0123456789"},
         ]
     }
-    samples = read([saved(tmp_path / "a.jsonl", {"text": "abcdefghij"}, chat)], TOKENIZER, 4)
+    samples = read_samples(
+        [saved(tmp_path / "a.jsonl", {"text": "abcdefghij"}, chat)], TOKENIZER, 4
+    )
     assert [TOKENIZER.decode(s.tokens.tolist()) for s in samples] == [
         "abcd",
         "efgh",
@@ -86,7 +88,9 @@ def test_a_sample_with_nothing_to_learn_is_left_out(tmp_path: Path) -> None:
             {"role": "assistant", "content": "x"},
         ]
     }
-    samples = read([saved(tmp_path / "a.jsonl", chat, {"text": "a"}, {"text": "ab"})], TOKENIZER, 5)
+    samples = read_samples(
+        [saved(tmp_path / "a.jsonl", chat, {"text": "a"}, {"text": "ab"})], TOKENIZER, 5
+    )
     assert [TOKENIZER.decode(s.tokens.tolist()) for s in samples] == ["ab"]
 
 
@@ -99,22 +103,22 @@ def test_folders_and_plain_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "deep" / "picture.png").write_bytes(b"\x89PNG\0\0")
     (tmp_path / ".git").mkdir()
     saved(tmp_path / ".git" / "HEAD", "ref: refs/heads/main")
-    assert [row["text"] for row, _ in rows(tmp_path)] == ["one", "two", "print(1)", "[1, 2]"]
+    assert [row["text"] for row, _ in read_rows(tmp_path)] == ["one", "two", "print(1)", "[1, 2]"]
 
 
 def test_a_binary_file_that_is_named_is_told(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
     with pytest.raises(UserError, match="is binary"):
-        list(rows(tmp_path / "picture.png"))
+        list(read_rows(tmp_path / "picture.png"))
 
 
 def test_json_is_a_list_of_rows_or_lines(tmp_path: Path) -> None:
     saved(tmp_path / "a.json", ' [{"text": "one"},\n{"text": "two"}]')
     saved(tmp_path / "b.json", {"text": "one"}, {"text": "two"})
     for name in ("a.json", "b.json"):
-        assert [row["text"] for row, _ in rows(tmp_path / name)] == ["one", "two"]
+        assert [row["text"] for row, _ in read_rows(tmp_path / name)] == ["one", "two"]
     with pytest.raises(UserError, match="row 2 is a JSON int"):
-        list(rows(saved(tmp_path / "c.json", '[{"text": "one"}, 2]')))
+        list(read_rows(saved(tmp_path / "c.json", '[{"text": "one"}, 2]')))
 
 
 def test_parquet_without_its_package_says_what_to_install(
@@ -123,7 +127,7 @@ def test_parquet_without_its_package_says_what_to_install(
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="needs the package 'datasets': pip install"):
-        list(rows(tmp_path))
+        list(read_rows(tmp_path))
 
 
 def test_parquet_goes_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +142,7 @@ def test_parquet_goes_through_datasets(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    found = [(row, where) for row, where in rows(tmp_path / "a.parquet")]
+    found = [(row, where) for row, where in read_rows(tmp_path / "a.parquet")]
     assert found == [
         ({"messages": CHAT}, f"{tmp_path}/a.parquet, row 1"),
         ({"text": "one"}, f"{tmp_path}/a.parquet, row 2"),
@@ -154,10 +158,10 @@ def test_real_parquet_is_read(tmp_path: Path) -> None:
     datasets.Dataset.from_list(
         [{"text": None, "messages": CHAT}, {"text": "one", "messages": None}]
     ).to_parquet(path)
-    assert [messages(row, where) for row, where in rows(path)] == [CHAT, None]
+    assert [messages(row, where) for row, where in read_rows(path)] == [CHAT, None]
     path.write_bytes(b"no parquet at all")
     with pytest.raises(UserError, match="cannot read"):
-        list(rows(path))
+        list(read_rows(path))
 
 
 def test_a_row_ends_with_its_line_alone(tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ def test_a_row_ends_with_its_line_alone(tmp_path: Path) -> None:
         json.dumps({"text": "one\u2028two"}, ensure_ascii=False) + "\r",
         {"text": "three"},
     )
-    assert [row["text"] for row, _ in rows(path)] == ["one\u2028two", "three"]
+    assert [row["text"] for row, _ in read_rows(path)] == ["one\u2028two", "three"]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_the_formats_of_text_are_no_chats(row: dict[str, object]) -> None:
 
 
 def test_of_a_completed_prompt_the_completion_is_learnt(tmp_path: Path) -> None:
-    (sample,) = read(
+    (sample,) = read_samples(
         [saved(tmp_path / "a.jsonl", {"prompt": "begin", "completion": "ning é"})], TOKENIZER, 64
     )
     assert TOKENIZER.decode(sample.tokens.tolist()) == "beginning é"
@@ -226,7 +230,7 @@ def test_behind_a_response_that_was_cut_no_end_is_learnt(tmp_path: Path) -> None
         ([], "b<eos>b<eos>"),
         ("odd", "b<eos>b<eos>"),
     ):
-        (sample,) = read(
+        (sample,) = read_samples(
             [saved(tmp_path / "chats.jsonl", {"messages": chat, "cut": cut})], TOKENIZER, 99
         )
         assert (
@@ -251,7 +255,9 @@ def test_responses_that_are_rendered_otherwise_later_on_are_samples_of_their_own
 )  # fmt: skip
 def test_a_template_that_cannot_be_masked_is_told(tmp_path: Path, template: str, told: str) -> None:
     with pytest.raises(UserError, match=rf"a.jsonl:1: .*{told}"):
-        read([saved(tmp_path / "a.jsonl", {"messages": CHAT})], byte_tokenizer(template), 64)
+        read_samples(
+            [saved(tmp_path / "a.jsonl", {"messages": CHAT})], byte_tokenizer(template), 64
+        )
 
 
 def masked(sample: Sample) -> str:
@@ -272,18 +278,18 @@ def masked(sample: Sample) -> str:
 )  # fmt: skip
 def test_a_bad_row_is_told_with_its_place(tmp_path: Path, line: object, told: str) -> None:
     with pytest.raises(UserError, match=told.replace("[", r"\[")):
-        read([saved(tmp_path / "bad.jsonl", line)], TOKENIZER, 16)
+        read_samples([saved(tmp_path / "bad.jsonl", line)], TOKENIZER, 16)
 
 
 def test_missing_files_and_templates_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
-        list(rows(tmp_path / "none.jsonl"))
+        list(read_rows(tmp_path / "none.jsonl"))
     chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     with pytest.raises(UserError, match="no chat template"):
-        read([saved(tmp_path / "a.jsonl", chat)], byte_tokenizer(None), 16)
+        read_samples([saved(tmp_path / "a.jsonl", chat)], byte_tokenizer(None), 16)
 
 
 def test_the_first_token_is_never_learnt(tmp_path: Path) -> None:
-    for sample in read([saved(tmp_path / "a.txt", "abcdefgh")], TOKENIZER, 3):
+    for sample in read_samples([saved(tmp_path / "a.txt", "abcdefgh")], TOKENIZER, 3):
         assert not sample.learn[0]
         assert sample.tokens.dtype == np.int64

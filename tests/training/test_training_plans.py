@@ -21,7 +21,7 @@ from draftree.errors import UserError
 from draftree.registry import names, part, stages
 from draftree.testing.fakes import tiny_target
 from draftree.training import resume, trainer
-from draftree.training.trainer import Plan, Progress, learning_rate_factor, train
+from draftree.training.trainer import Progress, TrainingPlan, learning_rate_factor, train
 from draftree.training.training_job import fit_to_context, make_plan
 from draftree.weights import demo_folder
 from folders import target_folder
@@ -128,13 +128,13 @@ def test_betas_and_weight_decay_reach_the_optimiser(
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     train(
         *made(),
-        Plan(batch_size=8, lr=1e-3, betas=(0.8, 0.7), weight_decay=0.3, epochs=0.2),
+        TrainingPlan(batch_size=8, lr=1e-3, betas=(0.8, 0.7), weight_decay=0.3, epochs=0.2),
         tmp_path,
     )
     assert (seen[0]["betas"], seen[0]["weight_decay"], seen[0]["lr"]) == ((0.8, 0.7), 0.3, 1e-3)
 
 
-def gradients(plan: Plan, out: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+def gradients(plan: TrainingPlan, out: Path, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """Of the first step, as the optimiser gets them."""
     found: list[torch.Tensor] = []
     spy = lambda self, *_: found.append(
@@ -149,7 +149,9 @@ def gradients(plan: Plan, out: Path, monkeypatch: pytest.MonkeyPatch) -> torch.T
 def test_the_gradient_is_bounded_by_norm_or_by_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = lambda name, **how: gradients(Plan(epochs=0.2, **how), tmp_path / name, monkeypatch)
+    of = lambda name, **how: gradients(
+        TrainingPlan(epochs=0.2, **how), tmp_path / name, monkeypatch
+    )
     free = of("free", clip=1e9)
     bound = float(free.abs().max()) / 3
     norm, value = of("norm", clip=bound), of("value", clip=bound, clip_by="value")
@@ -158,7 +160,7 @@ def test_the_gradient_is_bounded_by_norm_or_by_value(
 
 
 def test_the_rate_rises_over_steps_or_a_share_of_them_and_falls_to_its_floor() -> None:
-    rate = lambda step, steps=1000, **how: learning_rate_factor(Plan(**how), step, steps)
+    rate = lambda step, steps=1000, **how: learning_rate_factor(TrainingPlan(**how), step, steps)
     assert [rate(step, warmup=10) for step in (0, 4, 9, 500)] == [0.1, 0.5, 1, 1]
     assert [rate(step, warmup=0.01) for step in (0, 4, 9, 500)] == [0.1, 0.5, 1, 1]
     assert rate(0, steps=10, warmup=0.025) == 1  # less than a step
@@ -188,11 +190,13 @@ def samples(*lengths: int) -> list[Sample]:
 def test_a_large_batch_is_cut_into_parts_of_at_most_4096_tokens(
     batch: int, longest: int, world: int, parts: int
 ) -> None:
-    plan = Plan(batch_size=batch).parted(samples(3, longest), world)
+    plan = TrainingPlan(batch_size=batch).parted(samples(3, longest), world)
     assert plan.accumulate == parts
     size = plan.together(world)
     assert size * longest <= trainer.TOGETHER or size == 1
-    assert Plan(batch_size=batch, accumulate=1).parted(samples(longest), world).accumulate == 1
+    assert (
+        TrainingPlan(batch_size=batch, accumulate=1).parted(samples(longest), world).accumulate == 1
+    )
 
 
 def test_a_batch_that_is_cut_by_itself_learns_the_same(
@@ -203,7 +207,7 @@ def test_a_batch_that_is_cut_by_itself_learns_the_same(
         monkeypatch.setattr(trainer, "TOGETHER", tokens)
         target, drafter, texts = made()
         drafter.model.double()
-        train(target, drafter, texts, Plan(lr=1e-2), tmp_path / name)
+        train(target, drafter, texts, TrainingPlan(lr=1e-2), tmp_path / name)
         runs[name] = (
             drafter.model.state_dict(),
             json.loads((tmp_path / name / resume.PLAN).read_text())["accumulate"],
@@ -216,8 +220,8 @@ def test_a_batch_that_is_cut_by_itself_learns_the_same(
 
 
 def test_lengths_are_cut_to_the_targets_context(tmp_path: Path) -> None:
-    assert fit_to_context(Plan(max_tokens=2048), tmp_path, 64).max_tokens == 64
-    assert fit_to_context(Plan(max_tokens=2048), tmp_path, 4096).max_tokens == 2048
+    assert fit_to_context(TrainingPlan(max_tokens=2048), tmp_path, 64).max_tokens == 64
+    assert fit_to_context(TrainingPlan(max_tokens=2048), tmp_path, 4096).max_tokens == 2048
 
 
 # What a run keeps
@@ -226,7 +230,7 @@ LACKING = ("stage", "betas", "weight_decay", "clip_by", "floor")
 """What was not written down by runs before methods had plans of their own."""
 
 
-def interrupted(out: Path, plan: Plan, stop: int = 2) -> None:
+def interrupted(out: Path, plan: TrainingPlan, stop: int = 2) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.step == stop:
             os.kill(os.getpid(), signal.SIGINT)
@@ -245,7 +249,7 @@ def aged(out: Path) -> None:
 
 def test_a_run_of_before_plans_goes_on_with_what_it_had(tmp_path: Path) -> None:
     """Also under a method whose own numbers are others."""
-    then = Plan(
+    then = TrainingPlan(
         epochs=2,
         batch_size=4,
         lr=1e-2,
@@ -274,7 +278,7 @@ def test_a_run_of_before_plans_goes_on_with_what_it_had(tmp_path: Path) -> None:
 def test_a_run_of_before_plans_does_not_go_on_with_other_numbers(
     other: dict[str, Any], tmp_path: Path
 ) -> None:
-    interrupted(tmp_path, Plan(lr=1e-2))
+    interrupted(tmp_path, TrainingPlan(lr=1e-2))
     aged(tmp_path)
     plan = make_plan(stages("edd"), other, tmp_path, later=False)
     with pytest.raises(UserError, match=f"holds an interrupted run with {next(iter(other))}="):
@@ -296,8 +300,8 @@ def test_a_run_goes_on_with_its_stage_and_numbers(tmp_path: Path) -> None:
 
 
 def test_a_run_longer_than_the_context_keeps_its_length(tmp_path: Path) -> None:
-    interrupted(tmp_path, Plan(max_tokens=100))
-    assert fit_to_context(Plan(max_tokens=100), tmp_path, 64).max_tokens == 100
+    interrupted(tmp_path, TrainingPlan(max_tokens=100))
+    assert fit_to_context(TrainingPlan(max_tokens=100), tmp_path, 64).max_tokens == 100
 
 
 @pytest.mark.parametrize("held", ["[1]", "{", '{"lr": "much"}', '{"betas": 3}'])

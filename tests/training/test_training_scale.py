@@ -40,9 +40,16 @@ from draftree.training import distributed, synthesize, trainer
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Shards
 from draftree.training.generation_run import GenerationRun
-from draftree.training.regenerate import ABOUT, FILE, PARTS, Regeneration, prompts, regenerate
+from draftree.training.regenerate import (
+    ANSWERS_FILE,
+    METADATA_FILE,
+    PARTIAL_FILE,
+    Regeneration,
+    read_prompts,
+    regenerate,
+)
 from draftree.training.teacher import Teacher
-from draftree.training.trainer import Plan, Progress, train
+from draftree.training.trainer import Progress, TrainingPlan, train
 from draftree.utils.progress_callback import Tell, ignore_progress
 from folders import byte_tokenizer, talking_folder, target_folder
 
@@ -63,8 +70,8 @@ def made() -> tuple[Target, Any, list[Sample]]:
     return target, drafter, [Sample(t, np.arange(len(t)) >= rng.integers(1, len(t))) for t in texts]
 
 
-def plan(**knobs: Any) -> Plan:
-    return Plan(
+def plan(**knobs: Any) -> TrainingPlan:
+    return TrainingPlan(
         **{
             "epochs": 2,
             "batch_size": 4,
@@ -470,7 +477,7 @@ def test_the_size_of_features_is_told_before_they_are_computed(
         0.2,
     )
     assert command(*ask, "--out", tmp_path / "a") == 0
-    tokens = sum(len(s.tokens) for s in samples.read([chats], byte_tokenizer(), 512))
+    tokens = sum(len(s.tokens) for s in samples.read_samples([chats], byte_tokenizer(), 512))
     size = tokens * 2 * 32 * 4  # hidden states of two layers, in float32
     told = capfd.readouterr()
     assert told.err.startswith(
@@ -599,8 +606,8 @@ def test_the_target_writes_the_answers_anew(
     assert document == {"prompt": begun, "completion": answer(begun)}
     assert completed == {"prompt": "go on", "completion": answer("go on")}
     assert short["messages"][1]["content"] == answer("<|user|>three?<|assistant|>")
-    assert json.loads((tmp_path / "out" / ABOUT).read_text())["tokens"] == 12
-    assert samples.read([tmp_path / "out" / FILE], engine.tokenizer, 64)
+    assert json.loads((tmp_path / "out" / METADATA_FILE).read_text())["tokens"] == 12
+    assert samples.read_samples([tmp_path / "out" / ANSWERS_FILE], engine.tokenizer, 64)
 
 
 def test_regeneration_goes_on_where_it_stopped(
@@ -614,7 +621,7 @@ def test_regeneration_goes_on_where_it_stopped(
 
     with pytest.raises(KeyboardInterrupt):
         regenerated(folder, asked, tmp_path / "out", interrupt)
-    (part,) = (tmp_path / "out" / PARTS).rglob("0.jsonl")
+    (part,) = (tmp_path / "out" / PARTIAL_FILE).rglob("0.jsonl")
     with part.open("a") as file:
         file.write('\n{"number": 1, "ro')  # a line that was broken off
     rest: list[int] = []
@@ -665,16 +672,16 @@ def test_a_share_of_the_answers_is_sampled(folder: Path, tmp_path: Path) -> None
     assert answers("again", temperature=1.0, sampled=0.5, seed=3, batch=5) == half
     assert answers("none", temperature=1.0, sampled=0.0) == [greedy] * 12
     assert "temperature" not in json.loads(
-        (tmp_path / "none" / ABOUT).read_text()
+        (tmp_path / "none" / METADATA_FILE).read_text()
     )  # as files of before have it
-    assert json.loads((tmp_path / "half" / ABOUT).read_text())["temperature"] == 1.0
+    assert json.loads((tmp_path / "half" / METADATA_FILE).read_text())["temperature"] == 1.0
 
 
 def test_two_processes_share_the_answers(folder: Path, asked: list[Path], tmp_path: Path) -> None:
     straight = regenerated(folder, asked, tmp_path / "straight")
     assert on_two(lambda: regenerated(folder, asked, tmp_path / "out") and None) == ["done", "done"]
     assert [
-        json.loads(line) for line in (tmp_path / "out" / FILE).read_text().splitlines()
+        json.loads(line) for line in (tmp_path / "out" / ANSWERS_FILE).read_text().splitlines()
     ] == straight
 
 
@@ -688,19 +695,19 @@ def test_two_processes_make_up_the_questions_of_one(tmp_path: Path) -> None:
 
     straight = made_up("straight").read_text()
     assert on_two(lambda: made_up("out") and None) == ["done", "done"]
-    assert (tmp_path / "out" / synthesize.FILE).read_text() == straight
+    assert (tmp_path / "out" / synthesize.QUESTIONS_FILE).read_text() == straight
 
 
 def test_every_window_of_a_text_begins_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("abcdefghijklmnopqrst")
-    assert list(prompts([path], byte_tokenizer(), 8)) == ["ab", "ij", "q"]
+    assert list(read_prompts([path], byte_tokenizer(), 8)) == ["ab", "ij", "q"]
 
 
 def test_only_text_with_its_prompt_is_a_prompt_with_its_completion(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "abcdefgh", "completion": "x"}))
-    assert list(prompts([path], byte_tokenizer(), 8)) == ["ab"]
+    assert list(read_prompts([path], byte_tokenizer(), 8)) == ["ab"]
 
 
 def test_a_command_trains_on_regenerated_answers_from_other_weights(
@@ -722,7 +729,7 @@ def test_a_command_trains_on_regenerated_answers_from_other_weights(
     said = json.loads((tmp_path / "second" / "training.json").read_text())
     assert (said["init_from"], said["regenerated_tokens"]) == (str(tmp_path / "first"), 6)
     assert "max_block=7" in said["drafter"]
-    assert len((tmp_path / "second" / FILE).read_text().splitlines()) == len(CHATS)
+    assert len((tmp_path / "second" / ANSWERS_FILE).read_text().splitlines()) == len(CHATS)
     capfd.readouterr()
     assert command(*ask, "--out", tmp_path / "third", "--regenerate", "--regenerate-tokens", 0) == 2
     assert (

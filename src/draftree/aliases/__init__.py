@@ -106,7 +106,7 @@ SHORT, LONG = 3, 8
 
 
 @cache
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a name in lower case without separators, such as `eagle3` for `EAGLE-3`."""
     return re.sub(r"[-_ .\[\]]", "", name.lower())
 
@@ -127,8 +127,8 @@ def accepted(kind: str, got: str, known: Iterable[str]) -> str:
     known = list(known)
     if got in known:
         return got
-    word = plain(got)
-    own = (name for name in known if plain(name) == word)
+    word = normalize_name(got)
+    own = (name for name in known if normalize_name(name) == word)
     same = (ours for ours in _same(kind).get(word, ()) if ours in known)
     return next(own, None) or next(same, got)
 
@@ -138,13 +138,13 @@ def _same(kind: str) -> dict[str, list[str]]:
     """Return draftree's names by other tools' names, which are written without separators."""
     found: dict[str, list[str]] = {}
     for word, ours in SAME.get(kind, {}).items():
-        found.setdefault(plain(word), []).append(ours)
+        found.setdefault(normalize_name(word), []).append(ours)
     return found
 
 
 def suggestion(kind: str, got: str) -> str | None:
     """Return the hint on how to replace another tool's name; None if there is no hint for it."""
-    return INSTEAD.get(kind, {}).get(got) or _plain_hints(kind).get(plain(got))
+    return INSTEAD.get(kind, {}).get(got) or _plain_hints(kind).get(normalize_name(got))
 
 
 def ignored(kind: str, got: str) -> str | None:
@@ -163,11 +163,11 @@ def elsewhere(kind: str, got: str) -> str | None:
         got: the given name.
     """
     if kind == OPTION:
-        ours = _same(LOADING).get(plain(got))
+        ours = _same(LOADING).get(normalize_name(got))
         hint = f"{ours[0]}=…" if ours else suggestion(LOADING, got)
         return hint and f"of draftree.load: {hint}"
     if kind == LOADING:
-        ours = _same(OPTION).get(plain(got))
+        ours = _same(OPTION).get(normalize_name(got))
         hint = f"{ours[0]}=…" if ours else suggestion(OPTION, got)
         return hint and f"of each call, as engine.chat(…): {hint}"
     if kind == RESULT:
@@ -182,7 +182,7 @@ def _plain_hints(kind: str) -> dict[str, str]:
 
     If several names become equal, the first one's hint is used.
     """
-    return {plain(word): hint for word, hint in reversed([*INSTEAD.get(kind, {}).items()])}
+    return {normalize_name(word): hint for word, hint in reversed([*INSTEAD.get(kind, {}).items()])}
 
 
 def asks_for_nothing(kind: str, name: str, value: Any) -> bool:

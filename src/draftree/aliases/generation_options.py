@@ -9,7 +9,7 @@ SMALL_MODEL = "give the loaded model itself, its folder or hub id, or lm:model=F
 POLICY_BOUNDS = (
     "the policy bounds the draft: policy='chain:length=5', or let the default policy choose"
 )
-CONTEXT = "the context is the model's own, and the cache grows as it is used"
+CONTEXT_HINT = "the context is the model's own, and the cache grows as it is used"
 THREADS = "set OMP_NUM_THREADS, or call torch.set_num_threads(N)"
 _GENERATE = "engine.generate(ids, …) takes it, as transformers' generate does"
 _LIST = "give its values as options: temperature, top_p, max_new_tokens, …"
@@ -37,7 +37,7 @@ OPTION_IGNORED = (
     _NOT_NEEDED,
     _ONE_REQUEST,
     _OWN_CACHE,
-    CONTEXT,
+    CONTEXT_HINT,
 )
 """Hints for options that are ignored with a note, because the generated text is the same without
 them."""
@@ -175,7 +175,7 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         _BAR: ("use_tqdm progress show_progress"),
         _FIGURES: ("verbose timings_per_token timings output_stats return_stats"),
         _LIVES: "keep_alive",
-        CONTEXT: "num_keep shift num_ctx n_ctx max_model_len n_keep ctx_size context_length",
+        CONTEXT_HINT: "num_keep shift num_ctx n_ctx max_model_len n_keep ctx_size context_length",
         "draftree has a cache of its own: give the whole text": "past_key_values",
         _OWN_CACHE: (
             "use_cache cache_implementation prompt_cache cache_prompt "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from draftree.aliases.generation_options import CONTEXT, POLICY_BOUNDS, SMALL_MODEL, THREADS
+from draftree.aliases.generation_options import CONTEXT_HINT, POLICY_BOUNDS, SMALL_MODEL, THREADS
 from draftree.aliases.hint_tables import by_word, values_by_word
 
 _CALL = "an option of each call: engine.chat(…), engine.complete(…)"
@@ -17,7 +17,7 @@ _FIGURES = "each call has figures of its own: completion.stats"
 _MEMORY = "memory is taken as it is needed"
 _LIMITS = "a list of prompts is a batch; engine.set_limits(max_sequences=…, max_batch_tokens=…) bounds what runs at a time"
 _REUSE = "a call with the same beginning uses the cache of the last one"
-LOADING_IGNORED = (_NOT_NEEDED, _FIGURES, _MEMORY, _LIMITS, _REUSE, CONTEXT)
+LOADING_IGNORED = (_NOT_NEEDED, _FIGURES, _MEMORY, _LIMITS, _REUSE, CONTEXT_HINT)
 """Hints for arguments that are ignored with a note, because the generated text is the same without
 them."""
 LOADING_HINTS: Mapping[str, str] = by_word(
@@ -87,7 +87,7 @@ LOADING_HINTS: Mapping[str, str] = by_word(
         _MEMORY: (
             "gpu_memory_utilization mem_fraction_static num_gpu_blocks_override max_cache_size"
         ),
-        CONTEXT: (
+        CONTEXT_HINT: (
             "max_model_len n_ctx num_ctx ctx_size context_length max_seq_len max_seq_length max_position_embeddings max_length"
         ),
         "compile=False": "enforce_eager disable_cuda_graph",

@@ -57,10 +57,10 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         check_output(
             there[0] if there else asked.pictures / "reliability.png", asked.force, "--pictures"
         )
-        cost_charts.check()
+        cost_charts.require_matplotlib()
     suite, result = (
         suites.join_suites(list(asked.suite) or ["demo"]),
-        None if asked.result is None else result_rows.read(asked.result),
+        None if asked.result is None else result_rows.read_result(asked.result),
     )
     spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     with terminal.busy("writing texts and driving the drafter along them"):

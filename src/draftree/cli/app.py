@@ -33,7 +33,7 @@ from draftree.cli import (
     train,
     tune,
 )
-from draftree.cli.command import Command, Group
+from draftree.cli.command import Command, CommandGroup
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning
 from draftree.native import check_variable
@@ -41,7 +41,7 @@ from draftree.utils.gc_pause import gc_paused
 from draftree.utils.signals import STATUSES, Interrupted, raise_on_signal
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Write exactly what a causal language model would have written, in far fewer forward passes.",
 )
@@ -83,7 +83,7 @@ for panel, commands in COMMANDS.items():
     for name, (command, told) in commands.items():
         app.command(name=name, cls=Command, rich_help_panel=panel, short_help=told)(command)
 shelf = typer.Typer(
-    cls=Group, help="Build and show the corpora that drafters without training search."
+    cls=CommandGroup, help="Build and show the corpora that drafters without training search."
 )
 app.add_typer(
     shelf,

@@ -147,14 +147,14 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
 
     asked = asked.placed("bench")
     if asked.profile is not None:
-        cost_charts.check()
+        cost_charts.require_matplotlib()
     if asked.all_turns and asked.repeats > 1:
         raise UserError(
             f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once"
         )
     if asked.arrivals is not None or asked.batch:
         refuse_with_serving(ctx)
-        serve(prepare(ctx, asked), asked)
+        run_requests(prepare(ctx, asked), asked)
         return
     ready = prepare(ctx, asked)
     machines = arguments.machines_of_each(asked.machine, asked.costs, ready.drafters)
@@ -204,7 +204,7 @@ def refuse_with_serving(ctx: typer.Context) -> None:
             )
 
 
-def serve(ready: "PreparedRun", asked: BenchOptions) -> None:
+def run_requests(ready: "PreparedRun", asked: BenchOptions) -> None:
     """Serve the prompts with each pair and with plain decoding, then save and show the figures.
 
     Depending on the options, requests arrive at random times or in batches.

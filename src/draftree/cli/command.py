@@ -82,7 +82,7 @@ class Command(TyperCommand):
         formatter.write(written(self, ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Represent a group of commands; for an unknown command, the error suggests another one."""
 
     @override
@@ -107,15 +107,20 @@ class Group(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help text: one line for each command, grouped by purpose."""
         width = columns()
-        lines = [f"Usage: {ctx.command_path} COMMAND …", "", *_text(self.help, width), ""]
+        lines = [
+            f"Usage: {ctx.command_path} COMMAND …",
+            "",
+            *_wrap_paragraphs(self.help, width),
+            "",
+        ]
         panels: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None) or "Commands"
             panels.setdefault(panel, []).append((name, command.short_help or command.help or ""))
         for panel, rows in panels.items():
-            lines += [panel, *_rows(rows, width, 12), ""]
+            lines += [panel, *_two_columns(rows, width, 12), ""]
         options = [(_names(p, ctx), getattr(p, "help", None) or "") for p in self.get_params(ctx)]
-        lines += ["Options", *_rows(options, width, 12), ""]
+        lines += ["Options", *_two_columns(options, width, 12), ""]
         formatter.write(
             "\n".join([*lines, f"{ctx.command_path} COMMAND --help explains a command.", ""])
         )
@@ -198,8 +203,10 @@ def written(command: TyperCommand, ctx: Any) -> str:
     usage = " ".join(
         [ctx.command_path, *(p.metavar or str(p.name).upper() for p in arguments), "[OPTIONS]"]
     )
-    lines = [f"Usage: {usage}", "", *_text(command.help, width), ""]
-    lines += _rows([(p.metavar or str(p.name).upper(), p.help or "") for p in arguments], width)
+    lines = [f"Usage: {usage}", "", *_wrap_paragraphs(command.help, width), ""]
+    lines += _two_columns(
+        [(p.metavar or str(p.name).upper(), p.help or "") for p in arguments], width
+    )
     panels: dict[str, list[tuple[str, str]]] = {"Options": []}
     for p in sorted(params, key=lambda p: (p.name in LAST_OPTIONS) - (p.name == FIRST_OPTIONS)):
         if isinstance(p, TyperOption):
@@ -210,7 +217,7 @@ def written(command: TyperCommand, ctx: Any) -> str:
         *(name for name in panels if name not in LAST_PANELS),
         *(name for name in LAST_PANELS if name in panels),
     ]:
-        lines += ["", panel, *_rows(panels[panel], width)]
+        lines += ["", panel, *_two_columns(panels[panel], width)]
     return "\n".join([*lines, ""])
 
 
@@ -258,7 +265,9 @@ def _explained(option: Any, ctx: Any) -> str:
     )
 
 
-def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAME_COLUMNS) -> list[str]:
+def _two_columns(
+    rows: Iterable[tuple[str, str]], width: int, names: int = NAME_COLUMNS
+) -> list[str]:
     """Return lines with names in one column and explanations in a second column.
 
     For a name that is too long, the explanation starts on the next line.
@@ -274,7 +283,7 @@ def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAME_COLUMNS
     return lines
 
 
-def _text(text: str | None, width: int) -> list[str]:
+def _wrap_paragraphs(text: str | None, width: int) -> list[str]:
     """Return the paragraphs of a text as lines of at most `width` columns."""
     paragraphs = [" ".join(part.split()) for part in (text or "").split("\n\n")]
     return "\n\n".join("\n".join(textwrap.wrap(part, width)) for part in paragraphs).splitlines()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def check() -> None:
+def require_matplotlib() -> None:
     """Raise an error if pictures cannot be drawn.
 
     Raises:

@@ -47,20 +47,22 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     --costs.
     """
     from draftree.cli import arguments, cost_charts, terminal
-    from draftree.cost_estimate import identity, learnt_costs
+    from draftree.cost_estimate import cost_key, learnt_costs
     from draftree.costs.curves import CostTable, round_up_batch_size
     from draftree.evaluation.time_estimate import timed_seconds
-    from draftree.measure_costs import LONGEST, measure
+    from draftree.measure_costs import MAX_SECONDS, measure
 
     if asked.plot is not None:
-        cost_charts.check()
+        cost_charts.require_matplotlib()
     spec, model, opened = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     title = f"{spec} for {asked.target}"
     sizes = list(dict.fromkeys(map(round_up_batch_size, asked.rows)))
-    terminal.forecast("timing draft steps and passes", timed_seconds(model, opened, sizes, LONGEST))
+    terminal.forecast(
+        "timing draft steps and passes", timed_seconds(model, opened, sizes, MAX_SECONDS)
+    )
     with terminal.busy("measuring what a step costs") as tell:
         entries = [entry for several in sizes for entry in measure(model, opened, several, tell)]
-    about = identity(model) | {"drafter": opened.described, "date": time.strftime("%Y-%m-%d %H:%M")}
+    about = cost_key(model) | {"drafter": opened.described, "date": time.strftime("%Y-%m-%d %H:%M")}
     table, learnt = CostTable(tuple(entries), about), learnt_costs(model, opened)
     learnt.teach(table)
     if asked.out is not None:

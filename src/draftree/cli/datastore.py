@@ -47,7 +47,7 @@ def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     from draftree.data.readers import Skipped
     from draftree.target.load_options import Source
     from draftree.training.base import LOG
-    from draftree.training.datastore import CorpusFiles, build
+    from draftree.training.datastore import CorpusFiles, create_datastore
 
     settings, source = parse_settings(asked.settings), Source.of(asked.source)
     out = asked.out or Path(default_name(asked.kind, asked.target))
@@ -59,7 +59,7 @@ def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
         terminal.progress(f"datastore for {asked.kind}, MB", None) as tell,
     ):
         corpus = CorpusFiles(asked.target, asked.data, source, skipped)
-        note = build(asked.kind, corpus, out, settings, tell, overwrite)
+        note = create_datastore(asked.kind, corpus, out, settings, tell, overwrite)
     if skipped and skipped.count:
         LOG.info("%s", skipped)
     if asked.as_json:

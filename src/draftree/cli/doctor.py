@@ -104,10 +104,14 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     # What is written is then read again, a step of the drive after the other, and once more for
     # each suspected fault.
     seconds = 2 * batched_seconds(
-        target, drafter, teacher_forcing.TEXTS, teacher_forcing.TOKENS, teacher_forcing.TEXTS
+        target,
+        drafter,
+        teacher_forcing.DEFAULT_TEXTS,
+        teacher_forcing.DEFAULT_TOKENS,
+        teacher_forcing.DEFAULT_TEXTS,
     )
     terminal.forecast(
-        f"{teacher_forcing.TEXTS} answers of {teacher_forcing.TOKENS} tokens, and their examination",
+        f"{teacher_forcing.DEFAULT_TEXTS} answers of {teacher_forcing.DEFAULT_TOKENS} tokens, and their examination",
         seconds,
     )
     with terminal.busy("letting the target answer some prompts"):
@@ -208,7 +212,7 @@ def examine_speed(asked: DoctorOptions) -> None:
 def examine_output(asked: DoctorOptions) -> None:
     """Compare the output with plain decoding's; exit with status 1 if it is not lossless."""
     from draftree.cli import arguments, doctor_output, terminal
-    from draftree.costs.curves import UNIT
+    from draftree.costs.curves import UNIT_COSTS
     from draftree.doctor import lossless
     from draftree.doctor.lossless_cases import cases
     from draftree.evaluation.time_estimate import batched_seconds
@@ -220,7 +224,7 @@ def examine_output(asked: DoctorOptions) -> None:
         arguments.fixed_costs(asked.costs),
     )
     spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
-    prompts = lossless.prompts(target, asked.data, asked.limit, plan.max_new_tokens)
+    prompts = lossless.load_prompts(target, asked.data, asked.limit, plan.max_new_tokens)
     if fixed is None and any(c.grown.reads_costs for c in chosen):
         with terminal.busy("measuring what a step costs") as tell:
             fixed = settled_costs(target, drafter, tell)
@@ -229,7 +233,7 @@ def examine_output(asked: DoctorOptions) -> None:
     )
     terminal.forecast(f"{len(prompts)} texts in {len(chosen)} ways, and plain decoding", seconds)
     with terminal.progress("doctor --lossless", None) as tell:
-        report = lossless.examine(target, drafter, prompts, chosen, plan, fixed or UNIT, tell)
+        report = lossless.examine(target, drafter, prompts, chosen, plan, fixed or UNIT_COSTS, tell)
     if asked.as_json:
         emit(report.as_json())
     else:

@@ -14,7 +14,7 @@ from draftree.cli.output_files import check_output, default_name
 from draftree.errors import UserError
 from draftree.utils.validated_dataclass import knob
 
-FORMATS = ("speculators", "eagle", "vllm-eagle", "vllm-medusa")
+EXPORT_FORMATS = ("speculators", "eagle", "vllm-eagle", "vllm-medusa")
 """Names of the formats in `draftree.training.export`. They are repeated here, because importing
 that module takes long."""
 
@@ -61,14 +61,14 @@ def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
     speculators: the library of that name, and vLLM. eagle: the official code of EAGLE, SGLang, and
     vLLM for an eagle3. vllm-eagle, vllm-medusa: vLLM.
     """
-    if asked.name in NAMED_TARGETS or asked.wanted not in (None, *FORMATS):
+    if asked.name in NAMED_TARGETS or asked.wanted not in (None, *EXPORT_FORMATS):
         got = (
             f"--format is '{asked.wanted}'"
-            if asked.wanted not in (None, *FORMATS)
+            if asked.wanted not in (None, *EXPORT_FORMATS)
             else f"'{asked.name}' is a model"
         )
-        formats = f"formats are {', '.join(FORMATS)}"
-        near = nearest("format", asked.wanted or "", FORMATS)
+        formats = f"formats are {', '.join(EXPORT_FORMATS)}"
+        near = nearest("format", asked.wanted or "", EXPORT_FORMATS)
         raise UserError(
             f"{got}, but draftree export writes drafters, not models, as draftree export eagle3; {formats}"
             + (f"; did you mean '{near}'?" if near and near != asked.wanted else "")

@@ -42,13 +42,15 @@ def list_parts(
         for kind, plural in plurals.items()
     }
     listed["suites"] = {
-        name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()
+        name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.suite_names()
     }
     listed["formats"] = {
-        name: {"summary": f.page, "knobs": {}} for name, f in dataset_formats.FORMATS.items()
+        name: {"summary": f.page, "knobs": {}}
+        for name, f in dataset_formats.DATASET_FORMATS.items()
     }
     listed["machines"] = {
-        name: {"summary": Machine.load(name).summary, "knobs": {}} for name in roofline.names()
+        name: {"summary": Machine.load(name).summary, "knobs": {}}
+        for name in roofline.machine_names()
     }
     stages = {name: registry.stages(name) for name in registry.parts("drafter")}
     if kind is not None and kind not in listed:

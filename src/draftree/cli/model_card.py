@@ -46,7 +46,7 @@ def write_card(
     if result is None:
         text = model_card.card(folder, None, licence)
     else:
-        saved = result_rows.read(result)
+        saved = result_rows.read_result(result)
         with result_rows.as_result_error(result):
             text = model_card.card(folder, saved, licence)
     write_text(path, text)

@@ -22,7 +22,7 @@ from draftree.errors import UnknownName, UserError, format_value
 from draftree.target.load_options import Loading, Source
 from draftree.target.target_names import DEMO, SMOLLM2
 from draftree.text.option_fields import Parameters
-from draftree.utils.validated_dataclass import PRESET, knob, read, rule_of, rules
+from draftree.utils.validated_dataclass import PRESET, knob, parse_value, rule_of, rules
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
@@ -33,7 +33,7 @@ INPUT_PATH_OPTIONS = ("costs", "data", "result", "init_from", "exclude", "gramma
 NAMED_TARGETS = {DEMO, SMOLLM2}
 
 
-def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None:
+def check_options(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None:
     """Raise an error for wrong values of a command's options, before anything is loaded.
 
     Args:
@@ -260,15 +260,19 @@ def check_suite(name: str) -> None:
     Raises:
         UnknownName: no suite, file or benchmark format has this name.
     """
-    from draftree.evaluation.dataset_formats import FORMATS
+    from draftree.evaluation.dataset_formats import DATASET_FORMATS
 
     shipped = [p.stem for p in (ROOT / "evaluation" / "prompts").glob("*.jsonl")]
     benchmark, _, file = name.partition(":")
-    if exists(name) or name in shipped or (benchmark in FORMATS and (not file or exists(file))):
+    if (
+        exists(name)
+        or name in shipped
+        or (benchmark in DATASET_FORMATS and (not file or exists(file)))
+    ):
         return
-    if benchmark in FORMATS:
+    if benchmark in DATASET_FORMATS:
         raise UserError(f"suite '{name}': there is no file '{file}'")
-    raise UnknownName("suite or file of prompts", name, (*shipped, *FORMATS))
+    raise UnknownName("suite or file of prompts", name, (*shipped, *DATASET_FORMATS))
 
 
 def check_spec(kind: str, spec: str) -> None:
@@ -323,7 +327,7 @@ def _check_keys(kind: str, name: str, items: Sequence[str]) -> None:
             continue
         hint, bounds = rule
         words, fine = rule_of(hint, bounds) or ("", lambda _: True)
-        if not fine(got := read(value, hint)):
+        if not fine(got := parse_value(value, hint)):
             raise UserError(f"{name}: {key} is {format_value(got)}, allowed is {words}")
 
 

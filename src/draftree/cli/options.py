@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from draftree.cli.option_checks import check
+from draftree.cli.option_checks import check_options
 from draftree.errors import UserError
 from draftree.target.load_options import Loading, Source
 from draftree.target.target_names import ALLOWED
@@ -93,7 +93,7 @@ def dataclass_command(command: Callable[[typer.Context, T], None]) -> Callable[.
             name: {g.name: given.pop(g.name) for g in fields(part)}
             for name, part in several.items()
         }
-        check(of, given | parts, several)
+        check_options(of, given | parts, several)
         command(ctx, of(**given, **parts))
 
     context = Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)

@@ -65,22 +65,22 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
         raise UserError(
             "tables were given --drafter or --pair, but the recipes say what is run: --as NAME=SPEC names a drafter"
         )
-    names, missing = parts(chosen, asked)
-    results = [result_rows.read(path) for path in asked.result]
+    names, missing = part_specs(chosen, asked)
+    results = [result_rows.read_result(path) for path in asked.result]
     if not results:
         for temperature in sorted({c.temperature for c in chosen if c.mine}):
             able = [
                 c for c in chosen if c.temperature == temperature and not c.parts & missing.keys()
             ]
             pairs = list(
-                dict.fromkeys(paper_claims.named(p, names) for c in able for p in c.pairings)
+                dict.fromkeys(paper_claims.fill_pairing(p, names) for c in able for p in c.pairings)
             )
             if pairs:
                 path = asked.out.with_name(f"{asked.out.stem}.t{temperature:g}.json")
                 now = replace(asked, pair=pairs, temperature=[temperature], out=path)
                 result, work = run_replay(ctx, now)
                 drafters = {
-                    paper_claims.named(name, names)
+                    paper_claims.fill_pairing(name, names)
                     for c in able
                     if c.by == "places"
                     for name in c.parts
@@ -125,7 +125,7 @@ def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
     return rows
 
 
-def parts(
+def part_specs(
     chosen: "Sequence[Claim]", asked: TablesOptions
 ) -> "tuple[dict[str, str], dict[str, str]]":
     """Return the specs of the claims' drafters and policies, and reasons for missing ones.

@@ -32,13 +32,13 @@ def report(ctx: typer.Context, asked: ReportOptions) -> None:
     """Write a saved result as one page: tables, pictures, texts by the origin of their tokens, and the answer in words."""
     from draftree.cli import terminal
     from draftree.evaluation import report_text
-    from draftree.evaluation.result_rows import as_result_error, read
+    from draftree.evaluation.result_rows import as_result_error, read_result
 
     if find_spec("jinja2") is None:
         raise UserError("a report needs the package 'jinja2': pip install 'draftree[report]'")
-    result = read(asked.result)
+    result = read_result(asked.result)
     with as_result_error(asked.result):
-        text, verdict = render(result, str(asked.result)), report_text.verdict(result)
+        text, verdict = render_report(result, str(asked.result)), report_text.advice_text(result)
         text.encode()  # a text of a broken file may hold what is no character
     write_text(asked.out, text)
     if asked.as_json:
@@ -47,7 +47,7 @@ def report(ctx: typer.Context, asked: ReportOptions) -> None:
         terminal.line(f"{verdict}\nThe page is '{asked.out}'.")
 
 
-def render(result: "dict[str, object]", source: str) -> str:
+def render_report(result: "dict[str, object]", source: str) -> str:
     """Return the HTML page of a saved result; without matplotlib it has no pictures."""
     from typing import Any, cast
 
@@ -100,7 +100,7 @@ def render(result: "dict[str, object]", source: str) -> str:
         gaps=report_text.gap_sentences(known),
         texts=texts,
         shown=report_text.name_of(best) if best else "",
-        verdict=report_text.verdict(known),
+        verdict=report_text.advice_text(known),
         pictures=[(name, Markup(svg)) for name, svg in _pictures(known)],
     )
 

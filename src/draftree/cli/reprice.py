@@ -47,7 +47,7 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
     if sum(map(bool, (asked.costs, asked.machine, asked.one_curve))) != 1:
         raise UserError("recount needs --costs, --machine or --one-curve, and takes one of them")
     machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
-    result = result_rows.read(asked.result)
+    result = result_rows.read_result(asked.result)
     with result_rows.as_result_error(asked.result):
         saved = counting.without_policies(result, asked.without)
         if machines:

@@ -117,7 +117,7 @@ def serve(ctx: typer.Context, asked: ServeCommand) -> None:
     check_installed()
     if asked.ray is not None:
         return run_replicas(asked, options)
-    run(asked, options)
+    run_server(asked, options)
 
 
 def serve_options(asked: ServeCommand) -> ServeOptions:
@@ -163,7 +163,7 @@ def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
     drafter = arguments.drafter(asked.drafter, asked.target)
     with listen(options.host, options.port):
         pass  # a port that is taken gets our own message
-    ray.run(
+    ray.serve_replicas(
         ray.Replicas(
             asked.target,
             drafter,
@@ -181,7 +181,7 @@ def model_name(target: str) -> str:
     return path.stem if path.suffix == ".gguf" else path.name if path.exists() else target
 
 
-def run(asked: ServeCommand, options: ServeOptions) -> None:
+def run_server(asked: ServeCommand, options: ServeOptions) -> None:
     """Load the model, and serve it until a signal ends the program.
 
     Raises:

@@ -305,7 +305,7 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
     else:
         lines.append(
             f"{speed}, plain decoding {plain.tokens_per_second:.1f} · speed-up {result.speedup or 1:.2f} · "
-            f"{verdict(result, keeps_text)}"
+            f"{exactness_phrase(result, keeps_text)}"
         )
         if (parted := result.difference) is not None:
             lines.append(
@@ -336,7 +336,7 @@ def show_footprint(console: Console) -> None:
     )
 
 
-def verdict(result: Comparison, keeps_text: bool) -> str:
+def exactness_phrase(result: Comparison, keeps_text: bool) -> str:
     """Return a phrase on whether the output equals plain decoding's.
 
     If it differs, the phrase states the guarantee of the acceptor.

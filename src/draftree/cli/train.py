@@ -214,7 +214,7 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
             for option, value in ctx.params.items()
             if was_given(ctx, option) and option not in COMMON_OPTIONS | LOAD_OPTIONS
         }
-        check(kind, sort, said, asked.data)
+        check_training(kind, sort, said, asked.data)
         from draftree.cli import arguments, terminal
 
         chosen = sort.of(asked.name, asked.knobs, said)
@@ -279,14 +279,14 @@ def job(name: str) -> "type[Job]":
     from draftree.registry import names, part, parts
     from draftree.tuning import base as tunings
 
-    if name in tunings.names():
+    if name in tunings.tunable_policies():
         return tunings.part(name)
     drafters = [n for n, method in parts("drafter").items() if issubclass(method, TrainableMethod)]
     if name not in drafters:
         if name in names("drafter"):
             part("drafter", name)  # a plug-in that cannot be used says why
         raise UnknownName(
-            "drafter or policy that can be trained", name, [*drafters, *tunings.names()]
+            "drafter or policy that can be trained", name, [*drafters, *tunings.tunable_policies()]
         )
     try:
         from draftree.training.training_job import Training
@@ -297,7 +297,9 @@ def job(name: str) -> "type[Job]":
     return Training
 
 
-def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence[Path]) -> None:
+def check_training(
+    name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence[Path]
+) -> None:
     """Raise an error if options of a training are wrong, or its drafter or data are missing.
 
     Args:

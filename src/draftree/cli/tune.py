@@ -66,7 +66,7 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     from draftree.evaluation import suites
     from draftree.evaluation.bench import Bench, with_fixed_costs
     from draftree.evaluation.grid import Cell, assemble, choose_requests
-    from draftree.evaluation.policy_search import Search, search_space
+    from draftree.evaluation.policy_search import OptionSearch, search_space
     from draftree.evaluation.trace_store import Recordings
     from draftree.registry import build
     from draftree.target.target import Target
@@ -107,7 +107,7 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     remark(
         f"{asked.trials} settings are replayed along half of the texts; the first one shows how long that takes"
     )
-    search = Search(engine, drafter, asked.policy, recordings, asked.temperature, asked.seed)
+    search = OptionSearch(engine, drafter, asked.policy, recordings, asked.temperature, asked.seed)
     again = (
         f"the same command goes on from '{asked.storage}'"
         if asked.storage

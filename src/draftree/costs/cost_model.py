@@ -27,7 +27,7 @@ import numpy as np
 from draftree.costs.curves import MAX_WIDTH
 from draftree.tree import Floats
 
-TOKENS = (
+TOKEN_GRID = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40,
     48, 64, 65, 96, 128, 129, 192, 256, 512, 1024,
 )  # fmt: skip
@@ -35,7 +35,7 @@ TOKENS = (
 
 The time of kernels often rises after 8, 16, 32, 64 and 128 tokens.
 """
-CONTEXTS = (64, 256, 1024, 4096, 16384, 65536)
+CONTEXT_GRID = (64, 256, 1024, 4096, 16384, 65536)
 """Grid points for the context length of a sequence."""
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 """Grid points for the number of sequences."""
@@ -362,8 +362,8 @@ def _features(place: PassShape) -> tuple[Any, Floats]:
     weights = list[float]()
     offset = 0
     for grid, value in (
-        (TOKENS, place.tokens),
-        (CONTEXTS, place.context),
+        (TOKEN_GRID, place.tokens),
+        (CONTEXT_GRID, place.context),
         (SEQUENCES, place.sequences),
     ):
         x = min(max(float(value), grid[0]), grid[-1])
@@ -400,7 +400,7 @@ def _prior() -> Floats:
     steps. Over contexts and numbers of sequences it is a random walk. It begins at 256 tokens and
     at one sequence, where it is 0 because the level covers this case.
     """
-    tokens = np.log2(TOKENS)
+    tokens = np.log2(TOKEN_GRID)
     apart = np.abs(tokens[:, None] - tokens)
     walk = np.minimum(tokens[:, None], tokens)
     over_tokens = (
@@ -408,10 +408,10 @@ def _prior() -> Floats:
         + SLOPE_STD**2 * (np.outer(tokens, tokens) + walk)
         + STEP_STD**2 * np.exp(-apart / STEP_CORRELATION_DOUBLINGS)
     )
-    found = np.zeros((len(TOKENS) + len(CONTEXTS) + len(SEQUENCES) + 1,) * 2)
-    found[: len(TOKENS), : len(TOKENS)] = over_tokens
-    offset = len(TOKENS)
-    for grid, origin in ((CONTEXTS, 256), (SEQUENCES, 1)):
+    found = np.zeros((len(TOKEN_GRID) + len(CONTEXT_GRID) + len(SEQUENCES) + 1,) * 2)
+    found[: len(TOKEN_GRID), : len(TOKEN_GRID)] = over_tokens
+    offset = len(TOKEN_GRID)
+    for grid, origin in ((CONTEXT_GRID, 256), (SEQUENCES, 1)):
         x = np.log2(np.array(grid) / origin)
         same_side = np.outer(x, x) > 0
         walk = np.where(same_side, np.minimum(np.abs(x)[:, None], np.abs(x)), 0)
@@ -423,6 +423,6 @@ def _prior() -> Floats:
 
 _PRIOR = _prior()
 _LEVEL = np.zeros_like(_PRIOR)
-_LEVEL[: len(TOKENS), : len(TOKENS)] = 1.0
+_LEVEL[: len(TOKEN_GRID), : len(TOKEN_GRID)] = 1.0
 _DRIFT = DRIFT_STD**2 * _LEVEL + FORGETTING_RATE * _PRIOR
-assert TOKENS[-1] < MAX_WIDTH
+assert TOKEN_GRID[-1] < MAX_WIDTH

@@ -100,11 +100,11 @@ class Costs(Part):
 
     def drafts(self, tokens: Floats) -> Floats:
         """Return the seconds of draft steps for several numbers of tokens of each sequence."""
-        return np.where(tokens > 0, _between(*self.draft_curve, tokens), 0.0)
+        return np.where(tokens > 0, _interpolate(*self.draft_curve, tokens), 0.0)
 
     def targets(self, tokens: Floats) -> Floats:
         """Return the seconds of target passes for several numbers of tokens of each sequence."""
-        return _between(*self.target_curve, tokens)
+        return _interpolate(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:
         """Return the estimated seconds of one step: its draft steps, target pass and commit."""
@@ -275,11 +275,11 @@ class CostTable:
         Raises:
             UserError: an entry has wrong values.
         """
-        read = tuple(_read(Entries(e, f"entry {i}")) for i, e in enumerate(entries))
+        read = tuple(_parse_costs(Entries(e, f"entry {i}")) for i, e in enumerate(entries))
         return cls(read, {k: str(v) for k, v in about.items()})
 
 
-UNIT = Costs({1: 1.0}, {1: 1.0})
+UNIT_COSTS = Costs({1: 1.0}, {1: 1.0})
 """Constant costs for policies that do not use costs."""
 
 
@@ -317,7 +317,7 @@ def round_up_batch_size(rows: int) -> int:
     return min(1 << (rows - 1).bit_length(), MAX_BATCH_SIZE)
 
 
-def _read(entry: Entries) -> Costs:
+def _parse_costs(entry: Entries) -> Costs:
     draft, target = (
         {_width(w): s for w, s in entry.get(k, dict[str, float]).items()}
         for k in ("draft", "target")
@@ -351,7 +351,7 @@ def _interpolate_costs(a: Costs, b: Costs, share: float) -> Costs:
 
     def between(one: Curve, other: Curve) -> dict[int, float]:
         widths = np.union1d(one[0], other[0])
-        seconds = (1 - share) * _between(*one, widths) + share * _between(*other, widths)
+        seconds = (1 - share) * _interpolate(*one, widths) + share * _interpolate(*other, widths)
         return dict(zip(widths.astype(int).tolist(), seconds.tolist(), strict=True))
 
     draft, target = between(a.draft_curve, b.draft_curve), between(a.target_curve, b.target_curve)
@@ -366,7 +366,7 @@ def _sorted(curve: Mapping[int, float]) -> Curve:
     return np.array(widths, np.float64), np.array([curve[w] for w in widths])
 
 
-def _between(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
+def _interpolate(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
     """Interpolate linearly between widths; beyond them the last slope continues."""
     return between(widths, seconds, np.asarray(tokens, np.float64))
 

@@ -16,14 +16,14 @@ from typing import final
 
 import numpy as np
 
-from draftree.costs.cost_model import TOKENS, Correction, CostModel, PassShape, Size, Speed
+from draftree.costs.cost_model import TOKEN_GRID, Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats
 from draftree.utils.files import as_user_error, lock_output, read_object, write_text
 
-WIDTHS = tuple(n for n in TOKENS if n <= 128)
+CURVE_WIDTHS = tuple(n for n in TOKEN_GRID if n <= 128)
 """Numbers of tokens of each sequence at which cost curves have a point."""
 TABLE_CONTEXTS = (128, 1024)
 """Context lengths for which a table of costs is made."""
@@ -323,7 +323,7 @@ class OnlineCosts:
         return np.asarray(estimates * np.exp(target.correction.at(places)))
 
     def _compute(self, context: int, rows: int, optimism: float, stale: bool) -> Costs:
-        tokens = tuple(float(n * rows) for n in WIDTHS)
+        tokens = tuple(float(n * rows) for n in CURVE_WIDTHS)
         curves = [
             learner.models[name].curve(tokens, context, rows, optimism=optimism)
             for learner, name in ((self.target, "target"), (self.drafter, "draft"))
@@ -338,7 +338,7 @@ class OnlineCosts:
                 estimates = np.minimum(curves[1], estimates)
             curves[1], first = estimates, min(first, float(estimates[0]))
         target, draft = (
-            dict(zip(WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves
+            dict(zip(CURVE_WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves
         )
         commit, find = (
             self.drafter.models[n].seconds(PassShape(1, context, rows)) for n in ("commit", "find")

@@ -24,7 +24,7 @@ from draftree.data.readers import (
     is_completion_row,
     list_visible_files,
     messages,
-    rows,
+    read_rows,
     skip_unreadable,
 )
 from draftree.errors import UserError
@@ -101,8 +101,8 @@ SOURCES = frozenset(
     }
 )
 """Suffixes of source files in lower case; the case of a file's suffix is ignored."""
-TEXTS = frozenset({".txt", ".md", ".rst", ".text"})
-FOLDER_SUFFIXES = SOURCES | TEXTS | {".jsonl", ".parquet"}
+TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".text"})
+FOLDER_SUFFIXES = SOURCES | TEXT_SUFFIXES | {".jsonl", ".parquet"}
 """Suffixes of the files that are read in a folder.
 
 `.json` is not among them, because such files contain settings more often than data.
@@ -208,7 +208,7 @@ class Documents:
 
     def _of(self, file: File) -> Iterator[str]:
         if file.path.suffix.lower() in READERS:
-            for row, where in rows(file.path, self.skipped):
+            for row, where in read_rows(file.path, self.skipped):
                 found: list[str] = []
                 with skip_unreadable(self.skipped):
                     found = texts(row, where, self.tokenizer)

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.data.readers import Row, Skipped, messages, rows, skip_unreadable
+from draftree.data.readers import Row, Skipped, messages, read_rows, skip_unreadable
 
-WORDS = 13
+SHARED_WORDS = 13
 """Number of consecutive words that two prompts do not share by chance.
 
 The number is from Brown et al. 2020, appendix C.
@@ -27,7 +27,7 @@ def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator
         skipped: counts rows that cannot be read and are left out; if it is None, the first such
             row raises an error.
     """
-    for row, where in (each for path in paths for each in rows(path, skipped)):
+    for row, where in (each for path in paths for each in read_rows(path, skipped)):
         texts: list[str] = []
         with skip_unreadable(skipped):
             texts = extract_questions(row, where)
@@ -84,7 +84,7 @@ class Excluded:
         `skipped` is used as in `questions`.
         """
         count = 0
-        for row, where in (each for path in paths for each in rows(path, skipped)):
+        for row, where in (each for path in paths for each in read_rows(path, skipped)):
             with skip_unreadable(skipped):
                 count += not self.keeps(row, where)
         return count
@@ -96,6 +96,6 @@ class Excluded:
 
 def _runs(text: str) -> Iterator[str]:
     words = normalise_words(text).split()
-    for at in range(max(len(words) - WORDS, 0) + 1):
-        if run := " ".join(words[at : at + WORDS]):
+    for at in range(max(len(words) - SHARED_WORDS, 0) + 1):
+        if run := " ".join(words[at : at + SHARED_WORDS]):
             yield run

@@ -39,7 +39,7 @@ def prompts_of(prompt: Any) -> list[Any] | None:
     prompt = _unwrap_prompt(prompt)
     if isinstance(prompt, np.ndarray | torch.Tensor):
         return list(prompt) if prompt.ndim == 2 else None
-    if not is_list_of(prompt, _rows) or not len(prompt) or row_of_ids(prompt) is not None:
+    if not is_list_of(prompt, _may_be_prompt) or not len(prompt) or row_of_ids(prompt) is not None:
         return None
     return list(prompt)
 
@@ -50,7 +50,7 @@ def _hides(mask: Any) -> bool:
     return any(0 in (row if isinstance(row, list) else [row]) for row in rows)
 
 
-def _rows(value: Any) -> bool:
+def _may_be_prompt(value: Any) -> bool:
     """Return whether a value may be a prompt in a list of several; it is checked fully later."""
     value = _unwrap_prompt(value)
     return isinstance(value, str | np.ndarray | torch.Tensor) or is_list_of(value, lambda _: True)
@@ -122,9 +122,9 @@ def chats_of(given: Any, system: str | None = None) -> Any:
     if isinstance(given, Mapping):
         given = [given]
     if _is_question_or_chat(given):
-        return _chat(given, system)
+        return _to_messages(given, system)
     if is_list_of(given, _is_question_or_chat) and len(given):
-        return [_chat(chat, system) for chat in given]
+        return [_to_messages(chat, system) for chat in given]
     told = "allowed is a text, messages that each have a role and a content, or a list of either"
     if row_of_ids(given) is not None and len(given):
         told += "; `complete` takes token ids"
@@ -136,7 +136,7 @@ def _is_question_or_chat(given: Any) -> bool:
     return unicode(given) or (is_chat(given) and len(given) > 0)
 
 
-def _chat(given: str | Messages, system: str | None) -> Messages:
+def _to_messages(given: str | Messages, system: str | None) -> Messages:
     return add_system_message(system, question(given) if isinstance(given, str) else given)
 
 

@@ -45,7 +45,7 @@ ANSWERS = ("output", "answer", "response", "completion", "solution", "chosen")
 
 `QUESTIONS` has those for the question.
 """
-CONTEXT = "input"
+ALPACA_INPUT_KEY = "input"
 """The key of Alpaca's second input field, which completes the instruction."""
 ROLES = {
     "human": "user",
@@ -121,7 +121,7 @@ def prefix_errors(where: str) -> Iterator[None]:
         raise UserError(f"{where}: {error}") from error
 
 
-def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]]:
+def read_rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]]:
     """Yield the data rows of a file, or of all files of a folder, each with its location.
 
     In a folder, only `.jsonl` and `.parquet` files contain rows, and the others are texts. Hidden,
@@ -140,13 +140,13 @@ def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]
             f"data '{path}' does not exist: a .jsonl, .json, .parquet or text file or a folder was expected"
         )
     if not path.is_dir():
-        yield from READERS.get(path.suffix.lower(), _text)(path, skipped)
+        yield from READERS.get(path.suffix.lower(), _text_file)(path, skipped)
         return
     for file in list_visible_files(path):
         if file.suffix in (".jsonl", ".parquet"):
             yield from READERS[file.suffix](file, skipped)
         elif (begins := _beginning(file)).strip() and b"\0" not in begins:
-            yield from _text(file, skipped)
+            yield from _text_file(file, skipped)
 
 
 def list_visible_files(folder: Path) -> list[Path]:
@@ -171,7 +171,7 @@ def _beginning(path: Path) -> bytes:
         return file.read(8192)
 
 
-def _text(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
+def _text_file(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
     if b"\0" in _beginning(path):
         raise UserError(f"'{path}' is binary, allowed are .jsonl, .json, .parquet and text files")
     yield {"text": path.read_text(errors="replace")}, str(path)
@@ -252,11 +252,14 @@ def _is_chat(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(m, dict) and _first(m, ROLE_NAMES) and _first(m, said) for m in value)
+        and all(
+            isinstance(m, dict) and _first_value(m, ROLE_NAMES) and _first_value(m, said)
+            for m in value
+        )
     )
 
 
-def _first(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
+def _first_value(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """Return the first of several keys that an object has, or None."""
     return next((name for name in names if name in values), None)
 
@@ -281,7 +284,7 @@ def messages(row: Row, where: str) -> Messages | None:
             f"{', '.join(QUESTIONS)} with one of {', '.join(ANSWERS)}"
         )
     chat = list(dropwhile(lambda message: message["role"] == "assistant", chat))
-    name = _first(row, SYSTEM_NAMES)
+    name = _first_value(row, SYSTEM_NAMES)
     if name and isinstance(row[name], str) and row[name] and chat and chat[0]["role"] != "system":
         return [{"role": "system", "content": row[name]}, *chat]
     return chat
@@ -293,8 +296,8 @@ def _read_messages(row: Row, where: str) -> Messages | None:
     Raises:
         UserError: a message cannot be read.
     """
-    asks, answers = _first(row, QUESTIONS), _first(row, ANSWERS)
-    if (name := _first(row, CHATS)) is not None:
+    asks, answers = _first_value(row, QUESTIONS), _first_value(row, ANSWERS)
+    if (name := _first_value(row, CHATS)) is not None:
         return _turns(row[name], name, where)
     if "data" in row:
         if not isinstance(row["data"], list):
@@ -313,8 +316,8 @@ def _read_messages(row: Row, where: str) -> Messages | None:
     ):  # both are messages, as in TRL
         return [*_turns(row[asks], asks, where), *_turns(row[answers], answers, where)]
     question, answer = (_content(row[name], where).strip() for name in (asks, answers))
-    if isinstance(row.get(CONTEXT), str) and row[CONTEXT]:
-        question += f"\n\n{row[CONTEXT]}"
+    if isinstance(row.get(ALPACA_INPUT_KEY), str) and row[ALPACA_INPUT_KEY]:
+        question += f"\n\n{row[ALPACA_INPUT_KEY]}"
     if (asks, answers) == ("question", "answer"):
         answer = re.sub(
             r"<<[^>]*>>", "", answer
@@ -331,7 +334,7 @@ def _turns(value: Any, name: str, where: str) -> Messages:
 
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    sender, text = _first(message, ROLE_NAMES), _first(message, CONTENT_NAMES)
+    sender, text = _first_value(message, ROLE_NAMES), _first_value(message, CONTENT_NAMES)
     role = None if sender is None else message[sender]
     if not isinstance(role, str) or role.lower() not in ROLES:
         lacks = "lacks a sender" if sender is None else f"has an unknown {format_value(role)}"

@@ -19,7 +19,7 @@ from draftree.data.readers import (
     is_completion_row,
     messages,
     prefix_errors,
-    rows,
+    read_rows,
     skip_unreadable,
 )
 from draftree.errors import UserError, format_value
@@ -90,9 +90,10 @@ def chat_samples(
             (len(prompt), max(until.rfind(said), 0) + len(said) if i in cut else len(until))
         )
     if all(whole.startswith(until) for _, until in spans):
-        return [_between(tokenizer, whole, learnt)]
+        return [_span_sample(tokenizer, whole, learnt)]
     return [
-        _between(tokenizer, until, [part]) for (_, until), part in zip(spans, learnt, strict=True)
+        _span_sample(tokenizer, until, [part])
+        for (_, until), part in zip(spans, learnt, strict=True)
     ]
 
 
@@ -111,7 +112,7 @@ def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
     return _sample(encoded["input_ids"], np.isin(starts, starts[mask]))
 
 
-def _between(
+def _span_sample(
     tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]
 ) -> Sample:
     """Return the sample of a text whose targets are the tokens that begin in given spans.
@@ -134,7 +135,7 @@ def _sample(ids: Sequence[int], learn: Bools) -> Sample:
     return Sample(np.array(ids, np.int64), learn)
 
 
-def read(
+def read_samples(
     paths: Sequence[Path],
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int,
@@ -160,7 +161,7 @@ def read(
             embedding.
     """
     samples = list[Sample]()
-    for row, where in (each for path in paths for each in rows(path, skipped)):
+    for row, where in (each for path in paths for each in read_rows(path, skipped)):
         with skip_unreadable(skipped):
             if excluded.keeps(row, where):
                 found = list(_samples(row, where, tokenizer, max_tokens))
@@ -206,9 +207,9 @@ def _samples(
     )
     with prefix_errors(where), as_user_error(refused):
         parts = (
-            _plain(row, tokenizer, max_tokens)
+            _row_text_samples(row, tokenizer, max_tokens)
             if chat is None
-            else _chat(row, tokenizer, chat)
+            else _row_chat_samples(row, tokenizer, chat)
             if chat
             else []
         )
@@ -218,15 +219,17 @@ def _samples(
             yield cut
 
 
-def _chat(row: Row, tokenizer: PreTrainedTokenizerBase, chat: Messages) -> list[Sample]:
+def _row_chat_samples(row: Row, tokenizer: PreTrainedTokenizerBase, chat: Messages) -> list[Sample]:
     cut = row.get(CUT_KEY, [])
     return chat_samples(tokenizer, chat, cut if isinstance(cut, list) else [])
 
 
-def _plain(row: Row, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Sample]:
+def _row_text_samples(
+    row: Row, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> list[Sample]:
     if is_completion_row(row):
         text = row["prompt"] + row["completion"]
-        return [_between(tokenizer, text, [(len(row["prompt"]), len(text))])]
+        return [_span_sample(tokenizer, text, [(len(row["prompt"]), len(text))])]
     ids = np.array(tokenizer(row["text"], add_special_tokens=False)["input_ids"], np.int64)
     parts = [ids[i : i + max_tokens] for i in range(0, len(ids), max_tokens)]
     return [Sample(part, np.arange(len(part)) > 0) for part in parts]

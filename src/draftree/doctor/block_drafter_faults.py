@@ -10,9 +10,9 @@ import torch
 from draftree.doctor.faults import Alternative
 from draftree.drafters.base import Drafter
 from draftree.drafters.neural.block_drafter import ParallelDrafter
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import Source
-from draftree.formats.block_drafters import Layout
+from draftree.formats.block_drafters import BlockDrafterConfig
 from draftree.target.target import Target
 
 MASK = "wrong mask token"
@@ -60,7 +60,7 @@ def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractCont
     @contextmanager
     def made() -> Iterator[None]:
         model, before = drafter.model, drafter.model.layout
-        values: Layout = replace(before, **changed)
+        values: BlockDrafterConfig = replace(before, **changed)
         model.layout = values
         try:
             yield
@@ -71,7 +71,9 @@ def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractCont
 
 
 @torch.inference_mode()
-def find_missing_injection(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> str:
+def find_missing_injection(
+    target: Target, drafter: Drafter[Any], texts: Sequence[TokenText]
+) -> str:
     """Return the reason if the target's hidden states do not reach a block drafter; else empty."""
     if not isinstance(drafter, ParallelDrafter):
         return ""

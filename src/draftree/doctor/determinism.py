@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from draftree.models.batch_invariant import Kind
+from draftree.models.batch_invariant import LayerKind
 from draftree.models.invariant_widths import Widths
 from draftree.target.batch_invariance_choice import (
-    CONTEXT,
     MAX_DEFAULT_SLOWDOWN,
+    PROBE_CONTEXT,
     price,
     probe_batch_invariance,
 )
@@ -19,7 +19,7 @@ from draftree.target.target import Target
 from draftree.utils.hardware import time_interleaved
 from draftree.utils.progress_callback import Tell, ignore_progress
 
-WIDTHS, CONTEXTS = (1, 16), (256, 2048, 8000)
+REPORTED_WIDTHS, REPORTED_CONTEXTS = (1, 16), (256, 2048, 8000)
 """Numbers of tokens in the passes whose costs are reported, and numbers of context tokens before
 them."""
 MAX_LAYER_SECONDS = 0.2
@@ -98,11 +98,13 @@ def examine(target: Target, tell: Tell = ignore_progress) -> ExactReport:
     layers = [examine_layer(name, kind, decoder.device) for name, kind in stable.kinds.items()]
     prices = []
     if found.lacks is None:
-        for context in (c for c in CONTEXTS if c + max(WIDTHS) <= decoder.context):
-            for width in WIDTHS:
+        for context in (
+            c for c in REPORTED_CONTEXTS if c + max(REPORTED_WIDTHS) <= decoder.context
+        ):
+            for width in REPORTED_WIDTHS:
                 tell(0, f"timing a pass over {width} behind {context:,}")
                 known = (
-                    found.price if (context, width) == (CONTEXT, 1) else None
+                    found.price if (context, width) == (PROBE_CONTEXT, 1) else None
                 )  # which decides, and is not measured again
                 prices.append(
                     Price(
@@ -115,7 +117,7 @@ def examine(target: Target, tell: Tell = ignore_progress) -> ExactReport:
     return ExactReport(layers, found.parting, prices, "bits" if cheap else "ties")
 
 
-def examine_layer(name: str, kind: Kind, device: torch.device) -> Layer:
+def examine_layer(name: str, kind: LayerKind, device: torch.device) -> Layer:
     """Time one kind of layer, and return the findings on it."""
     words = describe_layer(kind.widths)
     if not kind.args:

@@ -39,15 +39,15 @@ from draftree.doctor.numerical_noise import narrow_and_wide
 from draftree.doctor.state_memory import state_findings
 from draftree.drafters.base import Drafter, Trainable
 from draftree.errors import UserError
-from draftree.evaluation.target_trace import Text
-from draftree.evaluation.teacher_forcing import DEPTHS, ComparedDrafts, drive
+from draftree.evaluation.target_trace import TokenText
+from draftree.evaluation.teacher_forcing import COMPARED_DEPTH, ComparedDrafts, drive
 from draftree.formats.checkpoint import Checkpoint, fingerprint
 from draftree.target.layer_attention_share import MIN_OUTPUT_NORM, Attending, measure_attention
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.utils.hardware import describe_contention
 from draftree.utils.progress_callback import Tell, ignore_progress
 
-BLOCKS = ((1, 0), (5, 0), (4, 3))
+COMPARED_BLOCKS = ((1, 0), (5, 0), (4, 3))
 """Blocks for which the training forward is compared with decoding, as (length in tokens, number of
 tokens that the first block lacks)."""
 COMPARED_TOKENS = 24
@@ -152,7 +152,7 @@ class Report:
 def examine(
     target: Target,
     drafter: Drafter[Any],
-    texts: Sequence[Text],
+    texts: Sequence[TokenText],
     costs: Costs | None = None,
     tell: Tell = ignore_progress,
     again: Callable[[], Costs] | None = None,
@@ -217,7 +217,7 @@ def examine(
 def _run_with_changes(
     target: Target,
     drafter: Drafter[Any],
-    texts: Sequence[Text],
+    texts: Sequence[TokenText],
     predicted: Callable[[ComparedDrafts], Iterator[Finding]],
     chart: Map | None,
     tell: Tell,
@@ -228,7 +228,7 @@ def _run_with_changes(
     """
     tell(0, "driving the drafter along the texts", STAGES)
     places = drive(target, drafter, texts)
-    depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
+    depths = tuple(_at_depth(places, d) for d in range(1, COMPARED_DEPTH + 1))
     findings, suspects = [*_figures(places, depths), *predicted(places)], list[Suspect]()
     if isinstance(drafter, Trainable) and (
         chart is None or chart.distinct
@@ -448,7 +448,7 @@ def _predict_speed(
         "acceptance length",
         float(lengths[-1]),
         "ok",
-        f"predicted τ of chain:length={DEPTHS} at temperature 0",
+        f"predicted τ of chain:length={COMPARED_DEPTH} at temperature 0",
     )
     if costs is None:
         return
@@ -457,7 +457,10 @@ def _predict_speed(
         costs, tries = take_minimum(costs, again()), tries + 1
         gains = gains_of_chains(lengths.tolist(), costs)
     most = int(np.argmax(gains))
-    text = f"predicted for the best chain, of {most + 1}, from the costs on this machine; one of {DEPTHS} gives {gains[-1]:.2f}"
+    text = (
+        f"predicted for the best chain, of {most + 1}, from the costs on this machine; "
+        f"one of {COMPARED_DEPTH} gives {gains[-1]:.2f}"
+    )
     if tries:
         text += f"; costs were measured {tries} more time{'s' * (tries > 1)}, and the least count"
     if gains[most] < SPEED_UP[0] and (told := describe_contention()):
@@ -465,15 +468,17 @@ def _predict_speed(
     yield _grade("speed-up", float(gains[most]), SPEED_UP, text)
 
 
-def _compare_forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) -> Finding:
+def _compare_forwards(
+    target: Target, drafter: Trainable[Any], texts: Sequence[TokenText]
+) -> Finding:
     """Compare a drafter's training forward with its decoding on the beginnings of two texts."""
     longest = sorted(texts, key=lambda t: -len(t.tokens))[:2]
     count = min(COMPARED_TOKENS, *(len(t.tokens) for t in longest))
     tokens = np.stack([t.tokens[:count] for t in longest])
     allowed = PROBABILITY_NOISE.get(target.decoder.dtype, HALF)
-    differences = [largest_difference(target, drafter, tokens, *cut) for cut in BLOCKS]
+    differences = [largest_difference(target, drafter, tokens, *cut) for cut in COMPARED_BLOCKS]
     worst = int(np.argmax(differences))  # NaN is the largest
-    largest, (length, phase) = differences[worst], BLOCKS[worst]
+    largest, (length, phase) = differences[worst], COMPARED_BLOCKS[worst]
     text = (
         f"draft probabilities of training forward and decoding differ by at most {largest:.1g} (in blocks of {length}, "
         f"phase {phase}); noise is below {allowed:.0e}"
@@ -494,7 +499,7 @@ def _is_untrained(drafter: Drafter[Any], places: ComparedDrafts, first: Depth) -
 
 
 def _attention(
-    target: Target, needs: HiddenStateSpec, texts: Sequence[Text]
+    target: Target, needs: HiddenStateSpec, texts: Sequence[TokenText]
 ) -> tuple[tuple[Attending, ...], Finding]:
     """Measure the attention of the target's layers, and warn if the drafter reads a dead one.
 
@@ -522,7 +527,7 @@ def _attention(
     return layers, Finding("attention", layers[least].output, said, told + dead * (said == "warn"))
 
 
-def _noise(target: Target, texts: Sequence[Text]) -> Finding:
+def _noise(target: Target, texts: Sequence[TokenText]) -> Finding:
     """Measure how the margin of the two largest logits differs between narrow and wide passes.
 
     A narrow pass reads one token, and a wide pass reads a whole text.

@@ -9,16 +9,16 @@ import torch
 from draftree.cost_estimate import learnt_costs, target_size
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
-from draftree.policies._device_growth import Plan
+from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.target.quantization_support import count_parameters
 from draftree.target.target import Target
 from draftree.utils.hardware import machine
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+SHOWN_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of tokens for which the seconds of a target pass are shown."""
-CONTEXT = 512
+CACHED_TOKENS = 512
 """Number of tokens in the KV cache for all estimates."""
 CHAINS = (1, 3, 5)
 """Lengths in tokens of the chains that are shown."""
@@ -100,12 +100,12 @@ def examine(target: Target, drafter: Drafter[Any], policy: str) -> ExpectedSpeed
     """
     decoder = target.decoder
     learnt = learnt_costs(target, drafter)
-    costs = learnt.at(CONTEXT, 1)
+    costs = learnt.at(CACHED_TOKENS, 1)
     speed = learnt.target.speed
     size = target_size(decoder)
     read = size.bytes + size.expert_bytes * size.routed / size.experts
     memory = torch.cuda.mem_get_info(decoder.device) if decoder.device.type == "cuda" else None
-    plans = {f"chain of {n}": Plan(n, 1) for n in CHAINS}
+    plans = {f"chain of {n}": DeviceGrowth(n, 1) for n in CHAINS}
     grown: Policy = build("policy", policy).sized(count_parameters(decoder.model))
     if grown.plan is not None:
         plans[policy] = grown.plan
@@ -122,13 +122,13 @@ def examine(target: Target, drafter: Drafter[Any], policy: str) -> ExpectedSpeed
         recorded=decoder.capture.ladder.few,
         native=bool(decoder.native_kinds),
         timings=learnt.target.models["target"].correction.timings,
-        passes={n: costs.target_seconds(n) for n in WIDTHS},
+        passes={n: costs.target_seconds(n) for n in SHOWN_WIDTHS},
         draft=costs.draft_seconds(1),
         shapes=tuple(_shape(costs, *named) for named in plans.items()),
     )
 
 
-def _shape(costs: Costs, name: str, plan: Plan) -> Shape:
+def _shape(costs: Costs, name: str, plan: DeviceGrowth) -> Shape:
     drafted = [plan.drafted(depth) for depth in range(plan.depth + 1)]
     layers = np.diff(drafted)[:-1]  # of which the best are drafted below
     frontiers = np.array(

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from draftree.errors import UserError
 from draftree.formats import block_drafters, medusa, speculators
-from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint
+from draftree.formats.checkpoint import CONFIG, DRAFTREE_ENTRY, Checkpoint
 from draftree.registry import method_of
 from draftree.target.hub import is_hub_id
-from draftree.training.export import FORMATS, formats_of
+from draftree.training.export import CONVERTERS, formats_of
 from draftree.utils.files import as_user_error, read_object
 
 
@@ -72,7 +72,7 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
                 or (method in speculators.VERSIONS and method != "peagle")
                 or target is not None
             ):
-                FORMATS[form](method, stored, target)
+                CONVERTERS[form](method, stored, target)
     except UserError as error:
         faults.append(str(error))
     faults += [f"{name} has {what}" for name, what in _invalid_tensors(tensors)]
@@ -113,9 +113,9 @@ def _remarks(config: dict[str, Any], method: str, form: str, verifier: str | Non
         verifier and (is_hub_id(verifier) or Path(verifier).is_dir())
     ):
         yield f"it names the target '{verifier}', which is neither a hub id nor a folder: tell the engine which model it is for"
-    if ABOUT in config:
-        yield f"its config still has the entry '{ABOUT}': `draftree export` writes it without"
+    if DRAFTREE_ENTRY in config:
+        yield f"its config still has the entry '{DRAFTREE_ENTRY}': `draftree export` writes it without"
     if method == "eagle" and config.get("bias", config.get("fusion_bias")):
         yield "vLLM takes the bias of its fusing layer for attention's, and accepts no draft: export it as vllm-eagle"
-    if method in ("dspark", "dflash", "jetspec") and block_drafters.MAP in config:
+    if method in ("dspark", "dflash", "jetspec") and block_drafters.VOCABULARY_OFFSETS in config:
         yield "its head knows a part of the vocabulary"

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from draftree.drafters.base import Drafter, Trainable
 from draftree.drafters.neural.draft_vocabulary import TargetHead, offsets_to_ids
-from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.evaluation.teacher_forcing import ComparedDrafts, Source, drive
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import SlotCache
 from draftree.target.target import HiddenStateSpec, Probes, Target, VerificationResult
 from draftree.tree import AcceptResult, Floats, Ints, Tree
 
-LAYER = "hidden layer off by one"
+HIDDEN_LAYER_FAULT = "hidden layer off by one"
 TOKEN = "hidden states off by one token"
 KV = "keys and values of the wrong layer"
 ROPE, VOCABULARY = "wrong rope", "wrong vocabulary map"
@@ -105,7 +105,10 @@ class Improvement:
 
 
 def evaluate_alternative(
-    alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: ComparedDrafts
+    alternative: Alternative,
+    drafter: Drafter[Any],
+    texts: Sequence[TokenText],
+    base: ComparedDrafts,
 ) -> Improvement:
     """Run the drafter with one change, and compare the drafts with those without it.
 
@@ -139,7 +142,10 @@ def _z(gains: Floats, places: ComparedDrafts) -> float:
 
 
 def best_by_cause(
-    drafter: Drafter[Any], texts: Sequence[Text], base: ComparedDrafts, tried: Sequence[Alternative]
+    drafter: Drafter[Any],
+    texts: Sequence[TokenText],
+    base: ComparedDrafts,
+    tried: Sequence[Alternative],
 ) -> list[Improvement]:
     """Try changes, and return the one that helps most for each fault.
 
@@ -157,7 +163,7 @@ def best_by_cause(
 
 
 def alternatives(
-    target: Target, drafter: Drafter[Any], texts: Sequence[Text], chart: "Map | None"
+    target: Target, drafter: Drafter[Any], texts: Sequence[TokenText], chart: "Map | None"
 ) -> list[Alternative]:
     """Return all changes to try on a drafter.
 
@@ -194,7 +200,9 @@ def _layer_alternatives(
             if all(0 <= layer + by <= count for layer in group):
                 given = {layer: layer + by for layer in group}
                 names = ", ".join(f"{new} for {old}" for old, new in given.items())
-                yield Alternative(LAYER, f"hidden state {names}", replace(record, given=given))
+                yield Alternative(
+                    HIDDEN_LAYER_FAULT, f"hidden state {names}", replace(record, given=given)
+                )
 
 
 def _token_alternatives(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]:

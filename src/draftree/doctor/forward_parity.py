@@ -12,7 +12,7 @@ from torch import Tensor
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Drafter, Trainable
 from draftree.drafters.neural.training_masks import block_starts
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import replay
 from draftree.target.target import Target
 from draftree.training.teacher import Teacher
@@ -42,7 +42,7 @@ def draft_log_probs(
     """
     first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
     texts = [
-        Text(np.append(row, 0), first) for row in tokens
+        TokenText(np.append(row, 0), first) for row in tokens
     ]  # nothing after the last token is used
     blocks = replay(target, drafter, texts, 1, block)
     return torch.stack(

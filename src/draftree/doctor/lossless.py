@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs.curves import UNIT, Costs, CostTable
+from draftree.costs.curves import UNIT_COSTS, Costs, CostTable
 from draftree.data.prompts import encode
 from draftree.doctor import lossless_report
 from draftree.doctor.chi_square import critical_value, detectable_distance, two_sample_test
@@ -42,8 +42,8 @@ from draftree.engine import Engine, common_prefix_length
 from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.teacher_forcing import (
-    TEXTS,
-    TOKENS,
+    DEFAULT_TEXTS,
+    DEFAULT_TOKENS,
     evenly_spread,
     prompts_that_fit,
     read_texts,
@@ -81,15 +81,18 @@ class Extent(Knobs):
         UserError: a value is out of its range.
     """
 
-    max_new_tokens: int = knob(TOKENS, least=1)
+    max_new_tokens: int = knob(DEFAULT_TOKENS, least=1)
     seeds: int = knob(2, least=1)
     trials: int = knob(2000, least=100)
     roots: int = knob(2, least=1)
     seed: int = knob(0, least=0)
 
 
-def prompts(
-    target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS
+def load_prompts(
+    target: Target,
+    data: Path | None = None,
+    count: int = DEFAULT_TEXTS,
+    tokens: int = DEFAULT_TOKENS,
 ) -> list[list[int]]:
     """Return the token ids of the prompts: those in a file, or shipped prompts.
 
@@ -115,7 +118,7 @@ def examine(
     prompts: Sequence[Sequence[int]],
     chosen: Sequence[Case],
     extent: Extent = Extent(),
-    costs: Costs | CostTable = UNIT,
+    costs: Costs | CostTable = UNIT_COSTS,
     tell: Tell = ignore_progress,
 ) -> Report:
     """Test whether the output with drafts equals the output of the target alone.

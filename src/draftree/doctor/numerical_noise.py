@@ -14,9 +14,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.batch import SequenceBatch
-from draftree.engine import Engine, default_acceptor, run
-from draftree.evaluation.target_trace import Recording, Text
-from draftree.loop import plain
+from draftree.engine import Engine, default_acceptor, run_loop
+from draftree.evaluation.target_trace import Recording, TokenText
+from draftree.loop import decode_plain
 from draftree.models.kv_cache import SlotCache
 from draftree.request import Emitted, Request, Scores
 from draftree.sampling.keyed_noise import Keyed, RandomSource
@@ -151,7 +151,7 @@ def sample_plain(
         requests = [
             Request(prompt, COUNTED_TOKENS, target.eos, n, sampling=sampling) for n in numbers
         ]
-        run(plain(target, default_acceptor(sampling.greedy), rows, requests), rows)
+        run_loop(decode_plain(target, default_acceptor(sampling.greedy), rows, requests), rows)
         found += map(tuple, rows.written)
     return found
 
@@ -177,7 +177,7 @@ def sample_speculative(
         rows, steps = engine.begin(
             numbered, sampling, source=lambda rows: ForcedFirstToken(rows, root.token)
         )
-        run(steps, rows)
+        run_loop(steps, rows)
         found += (tuple(w[1:]) for w in rows.written)
     return found
 
@@ -272,7 +272,7 @@ def frequency_distance(a: Floats, b: Floats) -> tuple[float, float]:
 
 
 @torch.inference_mode()
-def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
+def narrow_and_wide(target: Target, texts: Sequence[TokenText]) -> tuple[np.ndarray, np.ndarray]:
     """Measure the margin of the two largest logits in narrow and in wide passes.
 
     A narrow pass reads one token, and a wide pass reads all texts. The results are two arrays [M]

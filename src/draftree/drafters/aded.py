@@ -12,14 +12,14 @@ from typing_extensions import override
 from draftree.drafters.base import Drafter, replace_slots, select_slots, slots_or_all
 from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Weighting, successors
 from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod, Documents
-from draftree.drafters.retrieval.ngram_build import GramSettings, build, grams_of
+from draftree.drafters.retrieval.ngram_build import GramSettings, build_ngram_table, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams, width_of
 from draftree.errors import UnknownName, UserError
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
-from draftree.utils.validated_dataclass import knob, read
+from draftree.utils.validated_dataclass import knob, parse_value
 
 TOP = 12
 """Number of successors of a context (appendix, "Configuration of ADED")."""
@@ -120,8 +120,8 @@ class ADED(DatastoreMethod):
         for name in settings:
             if name not in SETTINGS:
                 raise UnknownName("setting of an aded datastore", name, SETTINGS)
-        given = SETTINGS | {name: read(text, int) for name, text in settings.items()}
-        return build(documents, GramSettings(vocab=vocab, **given), folder, tell)
+        given = SETTINGS | {name: parse_value(text, int) for name, text in settings.items()}
+        return build_ngram_table(documents, GramSettings(vocab=vocab, **given), folder, tell)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from typing_extensions import override
 from draftree.drafters.neural.kernel_layers import accelerate
 from draftree.errors import UserError, format_value
 from draftree.formats.checkpoint import (
-    ABOUT,
-    FILES,
+    DRAFTREE_ENTRY,
+    WEIGHT_FILES,
     Checkpoint,
     embedding_hash,
     fingerprint,
@@ -35,7 +35,7 @@ from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.device_tree import Layers
 from draftree.target.load_options import DTypeName
-from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target, named
+from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target, parse_dtype
 from draftree.tree import AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
 from draftree.utils.files import as_user_error
 from draftree.utils.validated_dataclass import Knobs, Part, is_finite, is_list_of, knob
@@ -456,7 +456,9 @@ class Trainable(Drafter[State]):
             "target_hash": fingerprint(self._target.decoder.config),
         }
         made_for["embedding_hash"] = embedding_hash(self._target)
-        self.write(folder, {ABOUT: {"drafter": self.knobs.kind()} | made_for | self.settled.fixed})
+        self.write(
+            folder, {DRAFTREE_ENTRY: {"drafter": self.knobs.kind()} | made_for | self.settled.fixed}
+        )
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
         """Write the result of `published`, with `about` added to the config."""
@@ -571,7 +573,7 @@ class TrainableMethod(Method):
     """
 
     stages: ClassVar[tuple[Stage, ...]]
-    files: ClassVar[tuple[str, ...]] = FILES
+    files: ClassVar[tuple[str, ...]] = WEIGHT_FILES
     formats: ClassVar[tuple[str, ...]] = ()
     chosen: ClassVar[tuple[str, ...]] = ()
 
@@ -629,7 +631,7 @@ class TrainableMethod(Method):
             hints = get_type_hints(type(self))
             fixed = stored.knobs({name: hints[name] for name in self.fixed})
             drafter = replace(self, checkpoint=str(stored.folder), **fixed).read(stored, target)
-            _as_precise(drafter.model, named(self.dtype) or target.decoder.dtype)
+            _as_precise(drafter.model, parse_dtype(self.dtype) or target.decoder.dtype)
             drafter.model.to(target.decoder.device)
         stored.check_target(target)
         return drafter
@@ -649,7 +651,7 @@ class TrainableMethod(Method):
     @override
     def example(self, target: Target) -> "Trainable[Any]":
         drafter = self.fresh(target)
-        _as_precise(drafter.model, named(self.dtype) or target.decoder.dtype)
+        _as_precise(drafter.model, parse_dtype(self.dtype) or target.decoder.dtype)
         return drafter
 
     @abstractmethod

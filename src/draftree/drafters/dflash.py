@@ -19,7 +19,7 @@ from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMeth
 from draftree.drafters.neural.block_loss import draw_anchors, marginal_loss
 from draftree.drafters.neural.block_model import ParallelNet
 from draftree.formats import block_drafters
-from draftree.formats.block_drafters import Kind
+from draftree.formats.block_drafters import DrafterKind
 from draftree.formats.checkpoint import Checkpoint
 from draftree.target.target import Target
 from draftree.tree import Ints, Tree
@@ -74,7 +74,7 @@ class DFlashDrafter(ParallelDrafter):
     """Drafts the token of every slot independently of the other drafts."""
 
     knobs: DFlash
-    kind: ClassVar[Kind] = "dflash"
+    kind: ClassVar[DrafterKind] = "dflash"
     by_path = False
 
     @override

@@ -23,7 +23,7 @@ from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMeth
 from draftree.drafters.neural.block_loss import draw_anchors, target_logits_at, tokens_at
 from draftree.drafters.neural.block_model import ParallelNet
 from draftree.formats import block_drafters
-from draftree.formats.block_drafters import Kind, Layout
+from draftree.formats.block_drafters import BlockDrafterConfig, DrafterKind
 from draftree.formats.checkpoint import Checkpoint
 from draftree.target.target import Target
 from draftree.tree import Floats, Ints, Tree
@@ -168,7 +168,7 @@ class Confidence(nn.Module):
 class DSparkNet(ParallelNet):
     """The layers and the two heads, with the tensor names of DeepSpec's checkpoints."""
 
-    def __init__(self, layout: Layout, target: Target, own: dict[str, Tensor]) -> None:
+    def __init__(self, layout: BlockDrafterConfig, target: Target, own: dict[str, Tensor]) -> None:
         super().__init__(layout, target, own)
         size, vocab, (confident, with_markov) = (
             int(self.config.hidden_size),
@@ -205,7 +205,7 @@ class DSparkDrafter(ParallelDrafter):
 
     knobs: DSpark
     model: DSparkNet
-    kind: ClassVar[Kind] = "dspark"
+    kind: ClassVar[DrafterKind] = "dspark"
     by_path = True
 
     @override

@@ -25,11 +25,11 @@ from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.llama_modules import (
     Rotary,
+    apply_layers,
     export_config,
     initialise,
     make_one_layer_config,
     of_values,
-    run,
     stored_shape,
 )
 from draftree.drafters.neural.losses import (
@@ -39,7 +39,7 @@ from draftree.drafters.neural.losses import (
 )
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
-from draftree.formats.speculators import EMBEDDING
+from draftree.formats.speculators import EMBEDDING_WEIGHT
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints
 from draftree.utils.validated_dataclass import knob
@@ -106,7 +106,7 @@ class EAGLE(TrainableMethod):
     def read(self, stored: Checkpoint, target: Target) -> "EAGLEDrafter":
         stored, config = speculators.load_checkpoint(stored, "eagle")
         stored.check_sizes("eagle", config, sizes(target))
-        bias, embedding = config.get("bias", True), EMBEDDING in stored.tensors
+        bias, embedding = config.get("bias", True), EMBEDDING_WEIGHT in stored.tensors
         net = stored.network(
             lambda: EAGLENet(of_values(config), target, bias, embedding, self.draft_vocab)
         )
@@ -169,7 +169,7 @@ class EAGLENet(PairNet):
     ) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
         x = self.fc(torch.cat((embed(tokens).to(features.dtype), features), dim=-1))
-        return run(self.layers, x, self.rotary(x, positions), mask, cache)
+        return apply_layers(self.layers, x, self.rotary(x, positions), mask, cache)
 
     @override
     def logits(self, out: Tensor) -> Tensor:

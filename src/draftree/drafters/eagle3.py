@@ -44,7 +44,7 @@ from draftree.drafters.neural.low_rank_head import CandidateHead
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
-from draftree.formats.speculators import EMBEDDING, LAYER_IDS
+from draftree.formats.speculators import EMBEDDING_WEIGHT, LAYER_IDS
 from draftree.models.native_layers import PreparedLayer, finish_layer
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints
@@ -144,7 +144,7 @@ class EAGLE3(TrainableMethod):
         stored, config = speculators.load_checkpoint(stored, "eagle3")
         read = config.get("target_hidden_size") or config.get("hidden_size")
         stored.check_sizes("eagle3", config | {"hidden_size": read}, sizes(target))
-        own = EMBEDDING in stored.tensors or read != config.get(
+        own = EMBEDDING_WEIGHT in stored.tensors or read != config.get(
             "hidden_size"
         )  # the target's embedding has another width
         knobs, folder = self, stored.folder

@@ -281,15 +281,15 @@ class EDDDrafter(OneLayerDrafter):
     @override
     def loss(self, batch: Batch) -> Tensor:
         block, fixed = (
-            _between(self.knobs.min_block, self.knobs.max_block, batch.shared),
+            _random_int(self.knobs.min_block, self.knobs.max_block, batch.shared),
             self.knobs.phase,
         )
         phases = [
-            _between(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators
+            _random_int(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators
         ]
         states = self._states(batch, block, phases)[predicting_positions(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.decoder.head(states), drafted=self.drafted)
 
 
-def _between(low: int, high: int, generator: torch.Generator) -> int:
+def _random_int(low: int, high: int, generator: torch.Generator) -> int:
     return int(torch.randint(low, high + 1, (), generator=generator))

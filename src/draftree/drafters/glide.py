@@ -65,7 +65,7 @@ WIDTH = 4096
 """Hidden size of the draft model in the paper, for every target (section 5.1)."""
 OFFICIAL = "smallLlamaForCausalLM"
 """Name of the architecture in the config of a published checkpoint."""
-PREFIX = "small_model."
+DRAFT_MODEL_PREFIX = "small_model."
 """Prefix of the draft model's tensors in a file that also contains the target's tensors."""
 
 PRETRAINING = Stage(
@@ -160,16 +160,16 @@ class GLIDE(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
-        config_entries.GLIDE.check_layer(stored.config, stored.folder, "glide")
+        config_entries.FLAT_GLIDE.check_layer(stored.config, stored.folder, "glide")
         knobs, stored = self._of(stored), stored.loaded()
         stored.check_sizes(
             "glide", stored.config, {"vocab_size": target.decoder.vocab} | _target_entries(target)
         )
         views = knobs.views(target)
         if joint := {
-            k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)
+            k: v for k, v in stored.tensors.items() if k.startswith(DRAFT_MODEL_PREFIX)
         }:  # the target's tensors are not stored
-            stored = replace(stored, tensors=joint, name=lambda key: PREFIX + key)
+            stored = replace(stored, tensors=joint, name=lambda key: DRAFT_MODEL_PREFIX + key)
         unused = frozenset(k for k in stored.tensors if k.endswith(".rotary_emb.inv_freq"))
         model = stored.network(lambda: knobs.network(stored.config, views, target), unused)
         return GLIDEDrafter(knobs, model, target, stored)
@@ -224,7 +224,8 @@ class GLIDE(TrainableMethod):
     @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return OFFICIAL in (config.get("architectures") or ()) or any(
-            k.removeprefix(PREFIX) == "model.layers.0.cross_attn.q_proj.weight" for k in keys
+            k.removeprefix(DRAFT_MODEL_PREFIX) == "model.layers.0.cross_attn.q_proj.weight"
+            for k in keys
         )
 
     def views(self, target: Target) -> tuple[View | None, ...]:

@@ -37,9 +37,9 @@ from draftree.drafters.neural.head_drafter import (
 from draftree.drafters.neural.head_drafter_on_device import HeadLayers
 from draftree.drafters.neural.llama_modules import (
     Rotary,
+    apply_layers,
     initialise,
     make_one_layer_config,
-    run,
     stored_shape,
 )
 from draftree.drafters.neural.training_masks import additive
@@ -56,10 +56,10 @@ from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.hardware import to_device
 from draftree.utils.validated_dataclass import knob
 
-FILE = "hydra_lm_head.safetensors"
-PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
+OFFICIAL_FILE = "hydra_lm_head.safetensors"
+PREFIX_LAYER, INPUT_EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
 UNUSED = frozenset(
-    {f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"}
+    {f"{PREFIX_LAYER}embed_tokens.weight", f"{PREFIX_LAYER}layers.0.self_attn.rotary_emb.inv_freq"}
 )
 """Tensors of the prefix layer that the official file contains but does not use."""
 Arch = Literal["prefix-mlp", "mlp"]
@@ -96,7 +96,7 @@ class Hydra(TrainableMethod):
             ours=("betas", "clip"),
         ),
     )
-    files = (FILE, "hydra_lm_head.pt")
+    files = (OFFICIAL_FILE, "hydra_lm_head.pt")
 
     heads: int = knob(4, least=1)
     layers: int = knob(4, least=1)
@@ -122,7 +122,9 @@ class Hydra(TrainableMethod):
         widths = {"hidden_size": len(stored.tensors[first]), "vocab_size": vocab}
         stored.check_sizes("hydra", widths, sizes(target))
         check_aliases(stored.tensors, found, stored.folder)
-        net = stored.network(lambda: HydraNet(found, target, EMBEDDING in stored.tensors), UNUSED)
+        net = stored.network(
+            lambda: HydraNet(found, target, INPUT_EMBEDDING in stored.tensors), UNUSED
+        )
         check_map(net.d2t, target, stored.folder)
         return HydraDrafter(found, net, target, stored)
 
@@ -135,7 +137,7 @@ class Hydra(TrainableMethod):
             )
         check_size("hydra", self.draft_vocab, target)
         return HydraDrafter(
-            self, HydraNet(self, target, embedding=False), target, Checkpoint(file=FILE)
+            self, HydraNet(self, target, embedding=False), target, Checkpoint(file=OFFICIAL_FILE)
         )
 
 
@@ -146,7 +148,9 @@ def infer_options(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
         UserError: the file contains no heads.
     """
     arch: Arch = (
-        "prefix-mlp" if any(name.startswith(f"{PREFIX}layers.") for name in tensors) else "mlp"
+        "prefix-mlp"
+        if any(name.startswith(f"{PREFIX_LAYER}layers.") for name in tensors)
+        else "mlp"
     )
     blocks = [name for name in tensors if re.fullmatch(r"hydra_mlp\.0\.\d+\.linear\.weight", name)]
     heads = {
@@ -211,7 +215,7 @@ class Prefix(nn.Module):
 
         The additive mask has the shape [R, 1, n, S].
         """
-        out: Tensor = self.norm(run(self.layers, states, rotated, mask, cache))
+        out: Tensor = self.norm(apply_layers(self.layers, states, rotated, mask, cache))
         return out
 
 

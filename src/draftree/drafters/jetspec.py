@@ -20,7 +20,7 @@ from draftree.drafters.neural.block_loss import draw_anchors, marginal_loss
 from draftree.drafters.neural.block_model import ParallelNet
 from draftree.errors import UserError
 from draftree.formats import block_drafters
-from draftree.formats.block_drafters import Kind
+from draftree.formats.block_drafters import DrafterKind
 from draftree.formats.checkpoint import Checkpoint
 from draftree.target.target import Target
 from draftree.tree import Ints, Tree
@@ -92,7 +92,7 @@ class JetSpecDrafter(ParallelDrafter):
     """Drafts a distribution for every slot in one causal pass."""
 
     knobs: JetSpec
-    kind: ClassVar[Kind] = "jetspec"
+    kind: ClassVar[DrafterKind] = "jetspec"
     by_path = False
 
     @property

@@ -32,12 +32,12 @@ from draftree.drafters.neural.head_drafter_on_device import HeadLayers
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.medusa import (
-    FILE,
-    FILES,
-    MAP,
-    MERGED,
-    PREFIX,
-    VLLM,
+    HEADS_FILE,
+    HEADS_FILES,
+    HEADS_PREFIX,
+    MERGED_MODEL_FILES,
+    VLLM_ONLY_TENSOR,
+    VOCABULARY_OFFSETS,
     convert_from_vllm,
     copy_target_head,
     count_heads,
@@ -85,7 +85,7 @@ class Medusa(TrainableMethod):
             ours=("betas", "clip"),
         ),
     )
-    files = (*FILES, *MERGED)
+    files = (*HEADS_FILES, *MERGED_MODEL_FILES)
     formats = ("vllm-medusa",)
 
     heads: int = knob(5, least=1)
@@ -97,20 +97,20 @@ class Medusa(TrainableMethod):
     @classmethod
     @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        beginnings = ("0.0.linear.weight", f"{PREFIX}0.0.linear.weight", VLLM)
+        beginnings = ("0.0.linear.weight", f"{HEADS_PREFIX}0.0.linear.weight", VLLM_ONLY_TENSOR)
         return any(name in keys for name in beginnings)
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "MedusaDrafter":
         stored = load_heads(stored)
         config_entries.MEDUSA.check(stored.config, stored.folder, "medusa")
-        official = convert_from_vllm(stored) if VLLM in stored.tensors else stored
+        official = convert_from_vllm(stored) if VLLM_ONLY_TENSOR in stored.tensors else stored
         heads, layers = count_heads(official.tensors, stored.folder)
         first, last = (
             official.tensors["0.0.linear.weight"],
             official.tensors.get(f"0.{layers}.weight"),
         )
-        mapped = official.tensors.get(MAP)
+        mapped = official.tensors.get(VOCABULARY_OFFSETS)
         vocab = target.decoder.vocab if last is None or mapped is not None else len(last)
         stored.check_sizes(
             "medusa", {"hidden_size": len(first), "vocab_size": vocab}, sizes(target)
@@ -127,7 +127,7 @@ class Medusa(TrainableMethod):
     @override
     def new(self, target: Target) -> "MedusaDrafter":
         check_size("medusa", self.draft_vocab, target)
-        return MedusaDrafter(self, MedusaNet(target, self), target, Checkpoint(file=FILE))
+        return MedusaDrafter(self, MedusaNet(target, self), target, Checkpoint(file=HEADS_FILE))
 
 
 @final
@@ -287,7 +287,7 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
 
         Heads that were read from a merged model are written without the model.
         """
-        if VLLM in self._stored.tensors:
+        if VLLM_ONLY_TENSOR in self._stored.tensors:
             tensors = to_vllm(config, tensors, self._target.decoder.vocab)[1]
         else:
             counts = {"medusa_num_heads": len(self.model), "medusa_num_layers": self.knobs.layers}

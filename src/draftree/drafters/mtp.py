@@ -30,7 +30,7 @@ from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.kv_cached_drafter import check_attends
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.errors import UserError
-from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
+from draftree.formats.checkpoint import WEIGHT_FILES, Checkpoint, sizes, tensor_names
 from draftree.models.causal_lm import Decoder
 from draftree.models.hf_runner import UNNORMED
 from draftree.target.model_construction import one_layer
@@ -54,11 +54,11 @@ INPUT_VARIANTS: tuple[tuple[Where, Where], ...] = tuple(
 If two pairs predict equally well, the earlier one is chosen.
 """
 TRIAL_PROMPT = "The library is open on every day of the week but Monday, when it is"
-TRIAL_TOKENS, BLOCK = 32, 3
+TRIAL_TOKENS, TRIAL_BLOCK_TOKENS = 32, 3
 """Sizes of the test that chooses one of `INPUT_VARIANTS`.
 
 The target generates `TRIAL_TOKENS` tokens after the text `TRIAL_PROMPT`, and the drafter predicts them in
-blocks of `BLOCK` tokens.
+blocks of `TRIAL_BLOCK_TOKENS` tokens.
 """
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
@@ -114,7 +114,7 @@ class MTP(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
-        names = list_mtp_layers(tensor_names(stored.folder, FILES)) or [
+        names = list_mtp_layers(tensor_names(stored.folder, WEIGHT_FILES)) or [
             names_after_last_layer(prefix(target))
         ]
         if self.layers > len(names):
@@ -125,7 +125,7 @@ class MTP(TrainableMethod):
         begins, count = tuple(each["layer."] for each in names), len(names)
         of_layers = {
             k
-            for k in tensor_names(stored.folder, FILES)
+            for k in tensor_names(stored.folder, WEIGHT_FILES)
             if k.startswith(("mtp.", "model.mtp.")) and _layer(k) < count
         }
         stored = stored.loaded(
@@ -545,7 +545,9 @@ class MTPDrafter(PairDrafter):
             (),
             1.0,
         )
-        log_q = self.forward(batch, BLOCK, 0)[0, begin - 1 : -1].float().log_softmax(-1)
+        log_q = (
+            self.forward(batch, TRIAL_BLOCK_TOKENS, 0)[0, begin - 1 : -1].float().log_softmax(-1)
+        )
         true = tokens[0, begin:, None]
         return int((log_q.argmax(-1, keepdim=True) == true).sum()), float(
             log_q.gather(1, true).sum()

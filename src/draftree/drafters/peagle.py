@@ -32,11 +32,11 @@ from draftree.drafters.neural.feature_drafter import PairReader, PairState
 from draftree.drafters.neural.head_drafter import group_by_depth, make_candidates
 from draftree.drafters.neural.llama_modules import (
     Rotary,
+    apply_layers,
     export_config,
     initialise,
     make_one_layer_config,
     of_values,
-    run,
     stored_shape,
 )
 from draftree.drafters.neural.losses import select_target_logits
@@ -44,7 +44,7 @@ from draftree.drafters.neural.training_masks import additive, block_starts
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import CONFIG, Checkpoint, sizes
-from draftree.formats.speculators import EMBEDDING, LAYER_IDS
+from draftree.formats.speculators import EMBEDDING_WEIGHT, LAYER_IDS
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import Candidates, Ints, Tree
@@ -130,7 +130,7 @@ class PEAGLE(TrainableMethod):
             draft_vocab=len(stored.tensors["d2t"]) if "d2t" in stored.tensors else 0,
         )
         normed = bool(said.get("norm_before_residual", bool | None, False))
-        own = EMBEDDING in stored.tensors
+        own = EMBEDDING_WEIGHT in stored.tensors
         net = stored.network(lambda: PEAGLENet(values, found, target, reads, own, normed))
         check_map(stored.tensors.get("d2t"), target, stored.folder)
         return PEAGLEDrafter(found, net, target, stored)
@@ -160,7 +160,7 @@ def _drafts(config: dict[str, Any]) -> int | None:
     proposals = how.get("proposal_methods") if isinstance(how, dict) else None
     first = proposals[0] if isinstance(proposals, list) and proposals else {}
     found = first.get("speculative_tokens") if isinstance(first, dict) else None
-    found = config.get(speculators.DEPTHS) if found is None else found
+    found = config.get(speculators.DEPTHS_ENTRY) if found is None else found
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -231,7 +231,7 @@ class PEAGLENet(FusingNet):
         rotated = self.rotary(features, positions)
         x: Tensor = self.layers[0](embeds.to(features.dtype), features, rotated, mask, cache)[0]
         others = list(self.layers)[1:]
-        return run(others, x, rotated, mask, cache) if others else x
+        return apply_layers(others, x, rotated, mask, cache) if others else x
 
 
 @final
@@ -271,7 +271,7 @@ class PEAGLEDrafter(PairReader):
         new = (
             {}
             if self._stored.tensors
-            else {speculators.MASKS[0]: self.model.mask, speculators.DEPTHS: self.ahead}
+            else {speculators.MASKS[0]: self.model.mask, speculators.DEPTHS_ENTRY: self.ahead}
         )
         return config | new, tensors
 

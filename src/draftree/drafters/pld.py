@@ -21,7 +21,7 @@ from draftree.target.target import HiddenStates, Target
 from draftree.tree import AcceptResult, Candidates, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
-NONE = -1
+PADDING = -1
 """Fills the rows of continuations that are shorter than others."""
 
 
@@ -142,7 +142,7 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
     """Return the tokens after earlier occurrences of a suffix of `text`.
 
     It is the longest suffix of at most `knobs.ngram` tokens that occurs before. The shape is
-    [places, length], in the order of the text. `NONE` fills the rest of a row after the end of the
+    [places, length], in the order of the text. `PADDING` fills the rest of a row after the end of the
     text. There are no places if the last token is new.
     """
     last = len(text) - 1
@@ -157,7 +157,9 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
     places = chosen[:, None] + np.arange(
         1, min(knobs.length, len(text)) + 1
     )  # none is longer than the text
-    return np.where(places <= last, text[np.minimum(places, last)], NONE) if chosen.size else places
+    return (
+        np.where(places <= last, text[np.minimum(places, last)], PADDING) if chosen.size else places
+    )
 
 
 def shares(found: Ints, depth: int) -> tuple[Ints, Floats]:
@@ -171,7 +173,7 @@ def shares(found: Ints, depth: int) -> tuple[Ints, Floats]:
         depth: number of tokens that all continuations have in common.
     """
     following = found[:, depth] if depth < found.shape[1] else found[:0, 0]
-    following = following[following != NONE]
+    following = following[following != PADDING]
     if len(following) < 2:  # always so with a single occurrence
         return following, np.ones(len(following))
     tokens, counts = np.unique(following, return_counts=True)

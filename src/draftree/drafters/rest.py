@@ -23,7 +23,7 @@ from draftree.drafters.retrieval.suffix_array import (
     context_of,
     continuations,
     follow,
-    joined,
+    join_documents,
     search,
     suffix_array,
 )
@@ -36,10 +36,10 @@ from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.files import as_user_error
 from draftree.utils.validated_dataclass import knob
 
-TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
+TOKENS_FILE, SUFFIXES_FILE = "tokens.npy", "suffixes.npy"
 """The files of a datastore.
 
-`TOKENS` contains uint32 tokens, with a separator after each document. `SUFFIXES` contains their
+`TOKENS_FILE` contains uint32 tokens, with a separator after each document. `SUFFIXES_FILE` contains their
 suffix array.
 """
 NO_NODES = np.zeros(0, np.int64)
@@ -95,8 +95,8 @@ class REST(DatastoreMethod):
         if not read:
             raise UserError("the corpus is empty: it has 0 tokens, at least 1 is needed")
         corpus = index_documents(read, vocab, tell)
-        np.save(folder / TOKENS, corpus.tokens)
-        np.save(folder / SUFFIXES, corpus.suffixes)
+        np.save(folder / TOKENS_FILE, corpus.tokens)
+        np.save(folder / SUFFIXES_FILE, corpus.suffixes)
         return {}
 
     @override
@@ -271,7 +271,7 @@ def index_documents(
     documents: list[Any], vocab: int, tell: Callable[[str], None] = lambda _: None
 ) -> Corpus:
     """Return the corpus that consists of the given documents."""
-    tokens = joined(documents)
+    tokens = join_documents(documents)
     tell(f"sorting {len(tokens):,} suffixes")
     return Corpus(tokens, suffix_array(tokens, vocab))
 
@@ -282,7 +282,7 @@ def load_corpus(folder: Path) -> Corpus:
     Raises:
         UserError: the files are broken.
     """
-    corpus = Corpus(map_array(folder / TOKENS), map_array(folder / SUFFIXES))
+    corpus = Corpus(map_array(folder / TOKENS_FILE), map_array(folder / SUFFIXES_FILE))
     if len(corpus.suffixes) > len(corpus.tokens):
         raise UserError(
             f"'{folder}' has {len(corpus.suffixes)} suffixes, allowed are at most its {len(corpus.tokens)} tokens"

@@ -16,7 +16,7 @@ from typing_extensions import override
 from draftree.drafters.base import Drafter, Method, replace_slots, select_slots, slots_or_all
 from draftree.drafters.retrieval.adjacency_table import (
     MAX_CONFIRMATIONS,
-    NONE,
+    MISSING,
     Adjacency,
     merged,
     pairs_of,
@@ -165,8 +165,8 @@ class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
             found, sureness = state.tables[row].look_up(tree.tokens[frontier[here]], state.memory)
             found, q = found[:, :width], self._rates(state, row)[sureness, :width]
             tokens[here], log_q[here] = (
-                np.where(found == NONE, 0, found),
-                np.where(found == NONE, -np.inf, np.log(q)),
+                np.where(found == MISSING, 0, found),
+                np.where(found == MISSING, -np.inf, np.log(q)),
             )
         return Candidates(tokens, log_q), state
 
@@ -214,7 +214,7 @@ class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
         """
         found, sureness = state.tables[row].look_up(tokens, state.memory)
         counts = np.zeros_like(self._none)
-        np.add.at(counts[0], sureness, found != NONE)
+        np.add.at(counts[0], sureness, found != MISSING)
         np.add.at(counts[1], sureness, found == nexts[:, None])
         return counts
 

@@ -22,8 +22,8 @@ from draftree.errors import UserError
 from draftree.metrics import Work
 from draftree.models.forward_batch import Chunk
 from draftree.models.graph_capture import Capture, EagerCapture
-from draftree.policies._device_growth import Outlook, Plan, grow
-from draftree.policies.base import Policy, Search
+from draftree.policies._device_growth import DeviceGrowth, Outlook, grow
+from draftree.policies.base import Policy, RetrievalExpand
 from draftree.sampling.draft_sampling import (
     Drawing,
     drop_forbidden,
@@ -53,7 +53,7 @@ The trees of the last `RECENT` steps bound its size, and those of the last `LATE
 
 
 @dataclass
-class Drafting(Search):
+class Drafting(RetrievalExpand):
     """Expands tree nodes through a drafter during one step.
 
     It holds the drafter's state, and does not call the drafter for nodes whose next token is
@@ -157,7 +157,7 @@ class Drafting(Search):
 
     def _plan(
         self, policy: Policy, roots: Tree, costs: Costs, room: TreeBudget, memory: Any
-    ) -> Plan | None:
+    ) -> DeviceGrowth | None:
         """Return the plan by which the step's trees grow on the device, or None.
 
         It is None if the policy needs the host.
@@ -175,7 +175,7 @@ class Drafting(Search):
         return plan if plan.drafted(min(plan.depth, deepest)) <= room.nodes else None
 
     @in_phase("draft")
-    def _layers(self, plan: Plan, roots: Tree, depth: Ints) -> Layers | None:
+    def _layers(self, plan: DeviceGrowth, roots: Tree, depth: Ints) -> Layers | None:
         try:
             return self.drafter.layers(self.state, roots, np.minimum(depth, plan.depth))
         except Exception:  # the host's calls determine the failing sequences

@@ -135,7 +135,7 @@ def advise(
         for i in range(len(first)):
             tell(i, "choosing", whole)
             done.append(work.prompt(i))
-    rows = result_rows.rows(done, seed, None, work.prices)[1:]
+    rows = result_rows.result_rows(done, seed, None, work.prices)[1:]
     counted = dict(zip(engines, map(result_rows.without_clocked, rows), strict=True))
     chosen = max(counted, key=lambda pair: counted[pair]["counted_speedup"])
     live = Bench([plain, cells[chosen]], {chosen: engines[chosen]}, other, seed)
@@ -145,7 +145,7 @@ def advise(
         tell(len(first) + i, f"judging {' + '.join(chosen)}", whole)
         judged.append(live.prompt(i))
     tell(whole, "", whole)
-    return Verdict(chosen, counted, result_rows.rows(judged, seed, None, live.prices)[1])
+    return Verdict(chosen, counted, result_rows.result_rows(judged, seed, None, live.prices)[1])
 
 
 def format_verdict(verdict: Verdict, target: str) -> str:

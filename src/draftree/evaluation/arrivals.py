@@ -41,7 +41,7 @@ def arrival_times(count: int, rate: float, seed: int) -> Floats:
     return np.cumsum(gaps)
 
 
-def serve(
+def serve_arrivals(
     engine: Engine,
     requests: Sequence[Request],
     times: Floats,
@@ -120,8 +120,8 @@ def measure_arrivals(
 ) -> dict[str, Any]:
     """Return the figures of requests that arrive at given times, measured after a warm-up."""
     engine.set_limits(**vars(limits))
-    serve(engine, [replace(requests[0], max_new_tokens=2)], np.zeros(1))
-    return figures_of_run(*serve(engine, requests, times, advance))
+    serve_arrivals(engine, [replace(requests[0], max_new_tokens=2)], np.zeros(1))
+    return figures_of_run(*serve_arrivals(engine, requests, times, advance))
 
 
 def measure_batches(
@@ -152,13 +152,13 @@ def measure_batches(
     for name, engine in engines.items():
         engine.carried = None
         engine.set_limits(**(vars(limits) | {"max_sequences": size}))
-        serve(
+        serve_arrivals(
             engine,
             [replace(each, max_new_tokens=2) for each in requests[name][:size]],
             np.zeros(size),
         )
     for count, (name, batch) in enumerate(_alternate(requests, size), 1):
-        found, took = serve(engines[name], batch, np.zeros(size))
+        found, took = serve_arrivals(engines[name], batch, np.zeros(size))
         served[name] += found
         seconds[name].append(took)
         advance(count * size)

@@ -15,12 +15,12 @@ from draftree.batch import Generation
 from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
-from draftree.engine import Engine, cache_of, common_prefix_length, plain
+from draftree.engine import Engine, cache_of, common_prefix_length, generate_plain
 from draftree.evaluation.compare import shorten_request
 from draftree.evaluation.grid import QUESTION_STRIDE, Cell, PromptResult, Quality
 from draftree.evaluation.oracle import correct_tokens
 from draftree.evaluation.resume import Journal
-from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.evaluation.teacher_forcing import Source, drive
 from draftree.evaluation.trace_store import Recordings
 from draftree.measure_costs import settled_costs
@@ -69,7 +69,7 @@ class Bench:
     read: Mapping[str, Costs | CostTable] = field(default_factory=dict)
     sessions: dict[Cell, Engine] = field(default_factory=dict)
     plains: dict[Cell, tuple[tuple[int, ...], SlotCache]] = field(default_factory=dict)
-    _written: list[Text] = field(default_factory=list)
+    _written: list[TokenText] = field(default_factory=list)
 
     @property
     def target(self) -> Target:
@@ -88,7 +88,9 @@ class Bench:
         target = self.target if self.recordings is None else self.recordings.source(request)
         if cell.drafter is None or cell.policy is None:
             return (
-                self._plain(cell, request, follows) if self.converses else plain(target, [request])
+                self._plain(cell, request, follows)
+                if self.converses
+                else generate_plain(target, [request])
             )
         if (session := self.sessions.get(cell)) is None:
             acceptor = None if cell.acceptor is None else build("acceptor", cell.acceptor)
@@ -119,7 +121,7 @@ class Bench:
             )
         else:
             cache = cache_of(self.target, [request])
-        written = plain(self.target, [request], cache=cache)
+        written = generate_plain(self.target, [request], cache=cache)
         self.plains[cell] = (*request.prompt, *written.tokens[0][:-1]), cache
         return written
 
@@ -176,7 +178,7 @@ class Bench:
         overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
         return Quality(overlap, costs.ratio, tuple(reach))
 
-    def sampled(self, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
+    def sampled(self, done: Sequence[Mapping[Cell, PromptResult]]) -> list[TokenText]:
         """Return texts that the target samples at temperature 1.
 
         They come from the run if temperature 1 is part of it. Otherwise they are generated once.
@@ -189,19 +191,21 @@ class Bench:
             asked = [self.asked(r, 1.0) for r in self.requests[:SAMPLED_TEXTS]]
             for at in range(0, len(asked), TEXTS_PER_BATCH):
                 several = asked[at : at + TEXTS_PER_BATCH]
-                self._written.extend(map(_text, several, plain(self.target, several).tokens))
+                self._written.extend(
+                    map(_as_token_text, several, generate_plain(self.target, several).tokens)
+                )
         return self._written
 
-    def _texts(self, cell: Cell, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
+    def _texts(self, cell: Cell, done: Sequence[Mapping[Cell, PromptResult]]) -> list[TokenText]:
         """Return the texts that a baseline cell generated, in the order of the prompts."""
         return [
-            _text(request, written[cell].tokens)
+            _as_token_text(request, written[cell].tokens)
             for request, written in zip(self.requests, done, strict=True)
         ]
 
     def _along(
-        self, drafter: Drafter[Any], found: Sequence[Text], temperature: float
-    ) -> Iterator[tuple[list[int], Source, list[Text]]]:
+        self, drafter: Drafter[Any], found: Sequence[TokenText], temperature: float
+    ) -> Iterator[tuple[list[int], Source, list[TokenText]]]:
         """Yield batches of texts long enough for drafts: their indices, a source, and the texts.
 
         The source provides hidden states: it is the target or a recording.
@@ -261,9 +265,9 @@ class Bench:
         return done
 
 
-def _text(request: Request, written: Sequence[int]) -> Text:
+def _as_token_text(request: Request, written: Sequence[int]) -> TokenText:
     """Return the prompt and the generated tokens as one text."""
-    return Text(np.array([*request.prompt, *written], np.int64), len(request.prompt))
+    return TokenText(np.array([*request.prompt, *written], np.int64), len(request.prompt))
 
 
 def with_fixed_costs(

@@ -108,7 +108,7 @@ SPIDER = (
 """Instruction that GLIDE's evaluation puts before a question of Spider."""
 _ALPACA = {"instruction": str, "input": str, "output": str}
 _QUESTIONS = {"question_id": int, "category": str, "turns": list}
-FORMATS: Mapping[str, Format] = {
+DATASET_FORMATS: Mapping[str, Format] = {
     "mt_bench": Format(
         "https://github.com/lm-sys/FastChat/blob/main/fastchat/llm_judge/data/mt_bench/question.jsonl",
         _QUESTIONS,
@@ -233,9 +233,9 @@ def read_row(name: str, row: Row, where: str, wording: Wording = "plain") -> Que
         UserError: the row has another format, or no question. The message names the other format if
             it is known.
     """
-    known = FORMATS[name]
+    known = DATASET_FORMATS[name]
     if fault := known.fault(row):
-        others = [other for other, its in FORMATS.items() if not its.fault(row)]
+        others = [other for other, its in DATASET_FORMATS.items() if not its.fault(row)]
         reads = f"; it reads as {' or '.join(others)}" if others else ""
         raise UserError(f"{where} is not in the format of {name}: {fault} ({known.page}){reads}")
     official = known.official if wording == "official" else None

@@ -12,12 +12,12 @@ import numpy as np
 from draftree.drafters.base import Drafter
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import ResultRow
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import Source, replay
 from draftree.metrics import Step
 from draftree.tree import Bools, Floats, Ints
 
-RANKS, DEPTHS, BINS = 8, 10, 10
+RANKS, MAX_DEPTHS, BINS = 8, 10, 10
 """Number of ranks that tables show, number of depths D, and number of bins for confidence and
 entropy."""
 CANDIDATES = 20
@@ -52,8 +52,8 @@ class CandidateTrace:
     candidates: Floats
 
     @classmethod
-    def along(cls, source: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Self:
-        """Replay texts in blocks of `DEPTHS` tokens, and collect the drafter's candidates.
+    def along(cls, source: Source, drafter: Drafter[Any], texts: Sequence[TokenText]) -> Self:
+        """Replay texts in blocks of `MAX_DEPTHS` tokens, and collect the drafter's candidates.
 
         Args:
             source: the target, or a recording of these texts.
@@ -61,7 +61,7 @@ class CandidateTrace:
             texts: greedy texts, all in one batch.
         """
         parts = list[tuple[Ints, Ints, Floats, Floats, Bools, Floats]]()
-        for block in replay(source, drafter, texts, CANDIDATES, DEPTHS):
+        for block in replay(source, drafter, texts, CANDIDATES, MAX_DEPTHS):
             alive = np.ones(int(block.tree.row.max()) + 1, np.bool_)
             for nodes, found in block.asked:
                 rows, there = block.tree.row[nodes], np.isfinite(found.log_q)
@@ -121,7 +121,7 @@ class CandidateTrace:
 
     def by_depth(self) -> list[list[float]]:
         """Return [D, K] for each depth the shares of positions whose token has rank 0 … K − 1."""
-        return self._shares(self.depth - 1, DEPTHS)
+        return self._shares(self.depth - 1, MAX_DEPTHS)
 
     def by_entropy(self) -> tuple[list[float], list[list[float]]]:
         """Return the limits of entropy bins, and [bins, K] the share of each rank in each bin.
@@ -216,7 +216,7 @@ def share_by_depth_of_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any
     """
     found = []
     for r in (r for r in rows if r["policy"] and "work" in r):
-        steps = [step for of, _ in step_codec.decode(r["work"], "row") for step in of]
+        steps = [step for of, _ in step_codec.decode_steps(r["work"], "row") for step in of]
         found.append(
             {
                 "drafter": r["drafter"],
@@ -245,8 +245,8 @@ def by_category(
 HIGH_ENTROPY, LOW_ENTROPY = 2.0, 1.0
 """Entropies in nats: at least `HIGH_ENTROPY` is high, and below `LOW_ENTROPY` is low (C2T, Figure 2, has seven
 intervals)."""
-Group = Callable[[CandidateTrace], tuple[Bools, Floats | Bools]]
-GROUPS: Mapping[str, Group] = {
+PositionGrouping = Callable[[CandidateTrace], tuple[Bools, Floats | Bools]]
+GROUPS: Mapping[str, PositionGrouping] = {
     "sure": lambda at: (at.reached & (at.confidence >= 0.5), at.rank == 0),
     "unsure": lambda at: (at.reached & (at.confidence < 0.5), at.rank == 0),
     "upper-left": lambda at: (at.depth == 1, at.rank == 0),

@@ -18,7 +18,7 @@ from draftree.evaluation.suites import SuitePrompt
 from draftree.evaluation.teacher_forcing import prompts_that_fit
 from draftree.metrics import Stats
 from draftree.registry import build, check_exact, names
-from draftree.request import Request, check
+from draftree.request import Request, check_requests
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.tree import Ints
@@ -183,7 +183,7 @@ def choose_requests(
         for ids, p in zip(encoded, prompts, strict=True)
     ]
     fit = [(r, p.category) for r, p in zip(asked, prompts, strict=True) if len(r.prompt) <= room]
-    check([request for request, _ in fit], engine.target)
+    check_requests([request for request, _ in fit], engine.target)
     left_out = Counter(p.category for p in prompts) - Counter(category for _, category in fit)
     if shuffled is not None:
         fit = [fit[i] for i in np.random.default_rng(shuffled).permutation(len(fit))]

@@ -12,7 +12,7 @@ from draftree.utils.files import read_object
 CARD = "README.md"
 SHOWN_PLAN_ENTRIES = ("epochs", "batch_size", "lr", "schedule", "max_tokens", "data", "seed")
 """Entries of the training plan that a card shows."""
-COLUMNS = (
+CARD_COLUMNS = (
     "policy",
     "T",
     "τ [95 %]",
@@ -94,7 +94,7 @@ def _figures(name: str, folder: Path, result: Mapping[str, Any]) -> list[str]:
             f"the result has rows of {there or 'no drafter'}, needed is one of '{name}' or '{folder}'"
         )
     cells = result_table(rows)
-    columns = [c for c in COLUMNS if any(row.get(c) for row in cells)]
+    columns = [c for c in CARD_COLUMNS if any(row.get(c) for row in cells)]
     about = result["provenance"]
     kind = "Simulated" if result.get("simulated") else "Measured"
     device, suite = about["hardware"].get("device", "one machine"), about["suite"]["name"]

@@ -22,7 +22,7 @@ from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import rate, ratio_bounds, samples
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import Source
 from draftree.sampling.draft_sampling import Drawing
 from draftree.tree import AcceptResult, Candidates, Floats, Ints, Tree
@@ -37,7 +37,7 @@ MAX_REACH = 24
 
 @torch.inference_mode()
 def correct_tokens(
-    source: Source, drafter: Drafter[Any], texts: Sequence[Text], carried: Any = None
+    source: Source, drafter: Drafter[Any], texts: Sequence[TokenText], carried: Any = None
 ) -> tuple[list[Ints], Any]:
     """Return the number of tokens in a row that a drafter proposes correctly after each root.
 
@@ -146,7 +146,7 @@ def _steps(choice: Ints) -> Iterator[int]:
         at += int(choice[at]) + 1
 
 
-def log(
+def encode_reach(
     drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints], ahead: int = 1
 ) -> dict[str, Any]:
     """Return a drafter's reach in the form in which a result stores it.
@@ -179,7 +179,7 @@ def row(
     """Return the oracle's row of figures for the given costs.
 
     Args:
-        saved: the drafter's reach, as `log` returned it.
+        saved: the drafter's reach, as `encode_reach` returned it.
         costs: costs of draft steps and target passes.
         seed: seed of the bootstrap.
         overlap: the drafter's overlap Σ min(p, q), for Leviathan's formula; None if it is unknown.

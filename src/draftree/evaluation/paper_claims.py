@@ -21,7 +21,7 @@ from draftree.evaluation.bootstrap import (
 )
 
 By = Literal["steps", "nodes", "counted_seconds", "places"]
-WORDS: Mapping[By, str] = {
+QUANTITY_NAMES: Mapping[By, str] = {
     "steps": "passes",
     "nodes": "nodes",
     "counted_seconds": "counted seconds",
@@ -125,7 +125,7 @@ class JudgedClaim:
         if r is not None:
             what = "right" if c.by == "places" else "τ"
             ours = f"{what} {self.taus[0]:.2f}, {self.taus[1]:.2f}; "
-            ours += f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of its {WORDS[c.by]}"
+            ours += f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of its {QUANTITY_NAMES[c.by]}"
             if self.kept is not None:
                 ours += f", {self.kept.value:.2f} [{self.kept.low:.2f}, {self.kept.high:.2f}] of its passes"
         return {
@@ -138,7 +138,7 @@ class JudgedClaim:
         }
 
 
-def named(pairing: str, names: Mapping[str, str]) -> str:
+def fill_pairing(pairing: str, names: Mapping[str, str]) -> str:
     """Return a pairing with the specs of a paper's drafter and policy and the paper's options."""
     return " ".join(_spec(part, names) for part in pairing.split(" "))
 
@@ -168,7 +168,7 @@ def judge_claims(
         why = claim.not_run or next(
             (missing[name] for name in sorted(claim.parts & missing.keys())), ""
         )
-        rows = None if why else _rows(claim, results, names)
+        rows = None if why else claim_rows(claim, results, names)
         if rows is None:
             found.append(JudgedClaim(claim, why=why or "no result has both at this temperature"))
             continue
@@ -184,12 +184,15 @@ def judge_claims(
 def _with(one: JudgedClaim, ratios: Sequence[Ratio]) -> JudgedClaim:
     """Return a claim with the ratios of its comparisons."""
     first, *kept = ratios
-    said = [verdict(one.claim, first), *(verdict(replace(one.claim, keeps=True), r) for r in kept)]
+    said = [
+        judge_ratio(one.claim, first),
+        *(judge_ratio(replace(one.claim, keeps=True), r) for r in kept),
+    ]
     whole = next((word for word in (TOO_FEW, "fails", "ties") if word in said), "holds")
     return replace(one, ratio=first, verdict=whole, kept=kept[0] if kept else None)
 
 
-def verdict(claim: Claim, ratio: Ratio) -> str:
+def judge_ratio(claim: Claim, ratio: Ratio) -> str:
     """Return whether a claim holds, by its interval and its adjusted p-value."""
     if ratio.few:
         return TOO_FEW
@@ -206,9 +209,10 @@ def verdict(claim: Claim, ratio: Ratio) -> str:
     return "holds" if ratio.value < 1 else "fails"
 
 
-def _rows(
+def claim_rows(
     claim: Claim, results: Sequence[Mapping[str, Any]], names: Mapping[str, str]
 ) -> tuple[ResultRow, ResultRow, int] | None:
+    """Return the two rows that a claim compares, and the number of the result with both; else None."""
     for result in results:
         rows = [
             r
@@ -220,14 +224,18 @@ def _rows(
             for r in rows
             if r["policy"]
         }
-        mine = of.get(named(claim.mine, names))
-        other = _plain(mine) if mine and claim.other == PLAIN else of.get(named(claim.other, names))
+        mine = of.get(fill_pairing(claim.mine, names))
+        other = (
+            _plain_row(mine)
+            if mine and claim.other == PLAIN
+            else of.get(fill_pairing(claim.other, names))
+        )
         if mine and other:
             return mine, other, int(result["provenance"].get("seed", 0))
     return None
 
 
-def _plain(row: ResultRow) -> ResultRow | None:
+def _plain_row(row: ResultRow) -> ResultRow | None:
     """Return the row of plain decoding to compare with; None where its cost is not known."""
     each = row["per_prompt"]
     if "counted_plain" not in each:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from draftree.evaluation.paper_claims import PLAIN, By, Claim
 
-EDD = "EDD + PCT"
+EDD_PCT = "EDD + PCT"
 EAGLE2 = "EAGLE-2"
-GLIDE = "GLIDE + CAPE"
+GLIDE_CAPE = "GLIDE + CAPE"
 C2T = "C2T"
 ADED = "ADED"
 FIVE, FIXED = "chain:length=5", "static:paths=eagle1/mc_sim_7b_63"
@@ -51,21 +51,23 @@ SMALL = "small"
 the text alone with one layer, stands in where there is none."""
 CLAIMS = (
     Claim(
-        EDD,
+        EDD_PCT,
         "1",
         "EDD over a drafter without the target's states",
         "τ 2.73, VDM 1.96",
         f"edd {FIVE}",
         f"vdm {FIVE}",
     ),
-    Claim(EDD, "1", "EDD over Medusa-1", "τ 2.73, 1.71", f"edd {FIVE}", f"medusa {FIVE}"),
-    Claim(EDD, "1", "EDD over EAGLE", "τ 2.73, 2.50", f"edd {FIVE}", f"eagle {FIVE}"),
-    Claim(EDD, "2", "PCT as long as EAGLE-2's tree", "τ 3.99, 3.99", PCT, E50, keeps=True),
-    Claim(EDD, "2", "PCT faster than EAGLE-2's tree", "3.04 ×, 2.87 ×", PCT, E50, SECONDS),
-    Claim(EDD, "2", "PCT faster than CAPE", "3.04 ×, 2.56 ×", PCT, CAPE5, SECONDS),
-    Claim(EDD, "2", "PCT faster than a tree of width 3", "3.04 ×, 2.49 ×", PCT, "edd vct", SECONDS),
+    Claim(EDD_PCT, "1", "EDD over Medusa-1", "τ 2.73, 1.71", f"edd {FIVE}", f"medusa {FIVE}"),
+    Claim(EDD_PCT, "1", "EDD over EAGLE", "τ 2.73, 2.50", f"edd {FIVE}", f"eagle {FIVE}"),
+    Claim(EDD_PCT, "2", "PCT as long as EAGLE-2's tree", "τ 3.99, 3.99", PCT, E50, keeps=True),
+    Claim(EDD_PCT, "2", "PCT faster than EAGLE-2's tree", "3.04 ×, 2.87 ×", PCT, E50, SECONDS),
+    Claim(EDD_PCT, "2", "PCT faster than CAPE", "3.04 ×, 2.56 ×", PCT, CAPE5, SECONDS),
     Claim(
-        EDD,
+        EDD_PCT, "2", "PCT faster than a tree of width 3", "3.04 ×, 2.49 ×", PCT, "edd vct", SECONDS
+    ),
+    Claim(
+        EDD_PCT,
         "3",
         "encoded states shorten decoding",
         "τ 3.99, without 3.04",
@@ -73,7 +75,7 @@ CLAIMS = (
         "vdm pct:ratio=0.037",
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "3",
         "expected gain over confidence",
         "τ 3.99, without 3.45",
@@ -81,7 +83,7 @@ CLAIMS = (
         "edd pct:ratio=0,own=0.1",
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "3",
         "leaves removed: faster, and τ kept",
         "3.04 ×, without 2.95 ×; τ 3.99, 3.99",
@@ -91,7 +93,7 @@ CLAIMS = (
         both=True,
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "3",
         "KL divergence over cross-entropy",
         "τ 3.99, without 3.60",
@@ -99,10 +101,15 @@ CLAIMS = (
         "edd-ce pct:ratio=0.037",
     ),
     Claim(
-        EDD, "3", "random block lengths", "τ 3.99, without 3.72", PCT, "edd-fixed pct:ratio=0.037"
+        EDD_PCT,
+        "3",
+        "random block lengths",
+        "τ 3.99, without 3.72",
+        PCT,
+        "edd-fixed pct:ratio=0.037",
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "4",
         "EDD over EAGLE at temperature 1",
         "τ 2.55, 2.30",
@@ -111,7 +118,7 @@ CLAIMS = (
         temperature=1.0,
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "4",
         "EDD over Medusa-1 at temperature 1",
         "τ 2.55, 1.60",
@@ -120,7 +127,7 @@ CLAIMS = (
         temperature=1.0,
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "4",
         "EDD over VDM at temperature 1",
         "τ 2.55, 1.70",
@@ -129,7 +136,7 @@ CLAIMS = (
         temperature=1.0,
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "5",
         "PCT faster than EAGLE-2's at T = 1",
         "2.91 ×, 2.67 ×",
@@ -140,7 +147,7 @@ CLAIMS = (
         1.0,
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "5",
         "PCT faster than CAPE at T = 1",
         "2.91 ×, 2.39 ×",
@@ -151,7 +158,7 @@ CLAIMS = (
         1.0,
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "Fig. 3b",
         "the surer, the oftener accepted",
         "rises over ten bins",
@@ -160,24 +167,26 @@ CLAIMS = (
         PLACES,
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "Fig. 3b",
         "confidence is acceptance",
         "ECE 0.019",
         not_run="is a figure: `analyse` says the ECE",
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "Fig. 5",
         "a layer near the top over the last one",
         "28th of 32 best",
         f"edd {FIVE}",
         f"edd-last {FIVE}",
     ),
-    Claim(EDD, "Fig. 5", "and over a low one", "28th of 32 best", f"edd {FIVE}", f"edd-low {FIVE}"),
-    Claim(EDD, "Fig. 6", "width 5 over width 2", "τ rises to width 5", PCT, f"{PCT},width=2"),
     Claim(
-        EDD,
+        EDD_PCT, "Fig. 5", "and over a low one", "28th of 32 best", f"edd {FIVE}", f"edd-low {FIVE}"
+    ),
+    Claim(EDD_PCT, "Fig. 6", "width 5 over width 2", "τ rises to width 5", PCT, f"{PCT},width=2"),
+    Claim(
+        EDD_PCT,
         "Fig. 6",
         "width 5 as long as width 8",
         "level beyond 5",
@@ -186,7 +195,7 @@ CLAIMS = (
         keeps=True,
     ),
     Claim(
-        EDD,
+        EDD_PCT,
         "Fig. 6",
         "fewer nodes than EAGLE-2's tree at its τ",
         "about half",
@@ -195,9 +204,11 @@ CLAIMS = (
         NODES,
         both=True,
     ),
-    Claim(EDD, "Fig. 7", "more nodes where more is accepted", "by category", not_run=CATEGORIES),
     Claim(
-        EDD,
+        EDD_PCT, "Fig. 7", "more nodes where more is accepted", "by category", not_run=CATEGORIES
+    ),
+    Claim(
+        EDD_PCT,
         "6",
         "longer accepted runs in an example",
         "a text",
@@ -346,7 +357,7 @@ CLAIMS = (
         PLACES,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "1",
         "the target's keys over none",
         "E(Spd.) 1.97, LLaMA-68m 1.46; p < .01",
@@ -355,7 +366,7 @@ CLAIMS = (
         level=0.01,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "2",
         "distillation",
         "a .650, without .648",
@@ -363,28 +374,28 @@ CLAIMS = (
         f"glide {FIVE}",
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "3",
         "speculation's milliseconds",
         "chain 5.3, beam 10.9 and 14.8, CAPE 5.5",
         not_run="is by the clock: `draftree bench` with glide's chain, beam:width=4, beam:width=8 and cape",
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "4",
         "batches",
         "H800, tokens a second",
         not_run="is of a GPU that a batch fills, and there is none: `bench --batch` measures it in turns",
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "5, 6, 7",
         "longer accepted runs in examples",
         "texts",
         not_run="are single texts: `generate --show-trees` shows one",
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 1b",
         "the surer, the oftener accepted",
         "rises",
@@ -393,7 +404,7 @@ CLAIMS = (
         PLACES,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 4",
         "over the Vanilla Drafter",
         "a higher on four sets",
@@ -401,7 +412,7 @@ CLAIMS = (
         f"glide-nocross {FIVE}",
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 5",
         "faster than plain decoding",
         "107, 55 tokens a second",
@@ -410,7 +421,7 @@ CLAIMS = (
         SECONDS,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 6",
         "CAPE faster than GLIDE alone",
         "2.50 ×, Vicuna 7B",
@@ -419,10 +430,16 @@ CLAIMS = (
         SECONDS,
     ),
     Claim(
-        GLIDE, "Fig. 6", "and than beam search", "beam slower", "glide cape", "glide beam", SECONDS
+        GLIDE_CAPE,
+        "Fig. 6",
+        "and than beam search",
+        "beam slower",
+        "glide cape",
+        "glide beam",
+        SECONDS,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 6",
         "beam search slower than GLIDE alone",
         "beam slower",
@@ -431,7 +448,7 @@ CLAIMS = (
         SECONDS,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 6",
         "GLIDE faster than Medusa",
         "bars",
@@ -440,7 +457,7 @@ CLAIMS = (
         SECONDS,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 6",
         "CAPE over Medusa's heads",
         "bars",
@@ -449,7 +466,7 @@ CLAIMS = (
         SECONDS,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "5.4",
         "CAPE's sizes over a fixed four",
         "70.6, 68.4 tokens a second",
@@ -458,7 +475,7 @@ CLAIMS = (
         SECONDS,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 7",
         "upper layers' keys over lower ones'",
         "a rises with the layer",
@@ -466,7 +483,7 @@ CLAIMS = (
         f"glide-low {FIVE}",
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 8",
         "one layer faster than two",
         "targets below 33B",
@@ -475,7 +492,7 @@ CLAIMS = (
         SECONDS,
     ),
     Claim(
-        GLIDE,
+        GLIDE_CAPE,
         "Fig. 9",
         "a wide state over 768",
         "up to 4,096",
@@ -689,11 +706,14 @@ def select_claims(papers: Sequence[str], tables: Sequence[str] = ()) -> list[Cla
     return [
         c
         for c in CLAIMS
-        if (not papers or any(_plain(p) in _plain(c.paper) for p in papers))
-        and (not tables or _plain(c.table) in map(_plain, tables))
+        if (
+            not papers
+            or any(_letters_and_digits(p) in _letters_and_digits(c.paper) for p in papers)
+        )
+        and (not tables or _letters_and_digits(c.table) in map(_letters_and_digits, tables))
     ]
 
 
-def _plain(name: str) -> str:
+def _letters_and_digits(name: str) -> str:
     """Return the letters and digits of a name."""
     return "".join(filter(str.isalnum, name.lower()))

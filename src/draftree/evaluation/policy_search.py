@@ -19,7 +19,7 @@ from draftree.evaluation.advice import MIN_PROMPTS, split_in_halves
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.bootstrap import Ratio, ResultRow, paired
 from draftree.evaluation.grid import Cell
-from draftree.evaluation.trace_store import Recordings, identity, key
+from draftree.evaluation.trace_store import Recordings, key, target_hashes
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.request import Request
@@ -133,7 +133,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class Search:
+class OptionSearch:
     """Search for the values of a policy's options that give the highest counted speed-up.
 
     Attributes:
@@ -160,7 +160,7 @@ class Search:
         }
         work = Bench(cells, engines, requests, self.seed, recordings=self.recordings)
         return result_rows.without_clocked(
-            result_rows.rows(
+            result_rows.result_rows(
                 [work.prompt(i) for i in range(len(requests))], self.seed, None, work.prices
             )[1]
         )
@@ -248,7 +248,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         costs = asdict(self.engine.costs) if self.engine.costs is not None else None
         about = [
-            identity(self.engine.target),
+            target_hashes(self.engine.target),
             self.drafter,
             self.policy,
             tried,

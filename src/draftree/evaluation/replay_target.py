@@ -16,13 +16,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.errors import UserError
-from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.models.forward_batch import Chunk
 from draftree.models.kv_cache import SlotCache
 from draftree.target.target import HiddenStateSpec, Probes, Target, VerificationResult
 from draftree.tree import AcceptResult, Ints, Tree
 
-CERTAIN = 1e4
+NEXT_TOKEN_LOGIT = 1e4
 """Logit of the text's next token. All other logits are 0. The value exceeds any noise or
 penalty."""
 
@@ -44,7 +44,7 @@ class ReplayTarget(Target):
         self._recording, (self._text,) = recording, recording.texts
 
     @classmethod
-    def along(cls, target: Target, text: Text, layers: Sequence[int]) -> Self:
+    def along(cls, target: Target, text: TokenText, layers: Sequence[int]) -> Self:
         """Record a text in one pass of the target, and return a replay of it.
 
         Args:
@@ -105,5 +105,5 @@ class ReplayTarget(Target):
             np.minimum(positions, len(self._text.tokens) - 1)
         ]
         return torch.zeros(len(positions), self.decoder.vocab).scatter_(
-            1, torch.from_numpy(following)[:, None], CERTAIN
+            1, torch.from_numpy(following)[:, None], NEXT_TOKEN_LOGIT
         )

@@ -90,7 +90,7 @@ def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
     if not kept or not row["promises_text"] or not row["same_output"] or "work" not in row:
         return []
     found = []
-    for text, (steps, _) in zip(kept, step_codec.decode(row["work"], "row"), strict=False):
+    for text, (steps, _) in zip(kept, step_codec.decode_steps(row["work"], "row"), strict=False):
         origins = [
             "prefill",
             *(o for step in steps for o in (*["drafted"] * step.accepted, "bonus")),
@@ -101,7 +101,7 @@ def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
     return found
 
 
-def verdict(result: Result) -> str:
+def advice_text(result: Result) -> str:
     """Return sentences that say whether to speculate, how, and with what speed-up."""
     by, rows = measure(result), rank_rows(result)
     if not rows:

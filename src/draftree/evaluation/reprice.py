@@ -49,7 +49,7 @@ def reprice_result(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -
             reads costs, and others than these were read.
     """
     for row in result["rows"]:
-        _check(row, result, tables)
+        _check_row(row, result, tables)
     return _recounted(result, tables)
 
 
@@ -76,7 +76,7 @@ def on_one_curve(result: Mapping[str, Any]) -> dict[str, Any]:
         }
     )
     for row in result["rows"]:
-        _check(row, result, tables, grown=True)
+        _check_row(row, result, tables, grown=True)
     new = _recounted(result, tables)
     rows = [
         row | ({"own_costs": True} if row["policy"] and reads_costs(row) else {})
@@ -202,7 +202,7 @@ def reads_costs(row: ResultRow) -> bool:
     return row["policy"] is not None and bool(build("policy", row["policy"]).reads_costs)
 
 
-def _check(
+def _check_row(
     row: ResultRow, result: Mapping[str, Any], tables: Mapping[str, CostTable], grown: bool = False
 ) -> None:
     """Raise an error for a row that cannot be priced.
@@ -252,7 +252,7 @@ def _entries(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _works(row: ResultRow, number: int) -> list[list[Work]]:
-    return [work for _, work in step_codec.decode(row["work"], f"row {number}")]
+    return [work for _, work in step_codec.decode_steps(row["work"], f"row {number}")]
 
 
 def _recounted(

@@ -51,7 +51,10 @@ def assemble_result(
         [len(r.prompt) for r in work.requests],
     )
     ahead = {d: e.drafter.ahead for (d, _), e in work.engines.items()}
-    logs = {d: oracle.log(d, temperature, starts, q.reach, ahead[d]) for d, q in quality.items()}
+    logs = {
+        d: oracle.encode_reach(d, temperature, starts, q.reach, ahead[d])
+        for d, q in quality.items()
+    }
     rows, bounds = list[ResultRow](), list[ResultRow]()
     for machine, (texts, costs) in runs.items():
         own, name = (
@@ -60,7 +63,7 @@ def assemble_result(
         )
         rows += [
             name | row | by_category(row, categories)
-            for row in result_rows.rows(texts, work.seed, own, costs)
+            for row in result_rows.result_rows(texts, work.seed, own, costs)
         ]
         bounds += [name | oracle.row(logs[d], costs[d], work.seed, own[d].overlap) for d in own]
     simulated = any(

@@ -90,7 +90,7 @@ Prices = Mapping[str, Costs | CostTable]
 """Cost models by the spec of the drafter."""
 
 
-def rows(
+def result_rows(
     done: Sequence[Mapping[Cell, PromptResult]],
     seed: int,
     quality: Mapping[str, Quality] | None = None,
@@ -308,7 +308,7 @@ def as_result_error(*paths: Path) -> Iterator[None]:
         yield
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> dict[str, Any]:
     """Read a saved result and check the types of its entries.
 
     Raises:

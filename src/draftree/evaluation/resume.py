@@ -35,7 +35,7 @@ class Journal:
             key, *lines = self.path.read_text("utf-8", errors="replace").splitlines()
             if json.loads(key) == json.loads(json.dumps(self.key)):
                 for line in lines:
-                    done.append(dict(zip(cells, map(_written, json.loads(line)), strict=True)))
+                    done.append(dict(zip(cells, map(_parse_result, json.loads(line)), strict=True)))
         write_text(
             self.path, "".join(f"{line}\n" for line in (json.dumps(self.key), *lines[: len(done)]))
         )
@@ -53,7 +53,7 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
 
-def _written(line: Any) -> PromptResult:
+def _parse_result(line: Any) -> PromptResult:
     tokens, repeats = line
     return PromptResult(tokens, [_stats(*s) for s in repeats])
 

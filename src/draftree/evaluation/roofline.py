@@ -37,8 +37,8 @@ from draftree.utils.files import Entries, as_user_error, read_object
 from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Part, knob
 
-FOLDER = Path(__file__).parents[1] / "machines"
-CONTEXTS = (0, 8192)
+MACHINES_FOLDER = Path(__file__).parents[1] / "machines"
+DERIVED_CONTEXTS = (0, 8192)
 """Numbers of committed tokens for which a derived cost file has entries. Costs at other contexts
 are interpolated linearly."""
 PROMPT_TOKENS = 8
@@ -156,9 +156,9 @@ class Roofline(Part):
         )
 
     def entries(self, work: Drafting) -> tuple[Costs, ...]:
-        """Return a drafter's costs on this machine, one entry for each context in `CONTEXTS`."""
+        """Return a drafter's costs on this machine, one entry for each context in `DERIVED_CONTEXTS`."""
         found = []
-        for context in CONTEXTS:
+        for context in DERIVED_CONTEXTS:
             target = {n: self.target(n, context) for n in (*TARGET_WIDTHS, *GPU_TARGET_WIDTHS)}
             found.append(
                 Costs(
@@ -215,9 +215,9 @@ class Machine:
             UnknownName: no machine has this name.
             UserError: the machine's file cannot be read.
         """
-        if name not in names():
-            raise UnknownName("machine", name, names())
-        path = FOLDER / f"{name}.json"
+        if name not in machine_names():
+            raise UnknownName("machine", name, machine_names())
+        path = MACHINES_FOLDER / f"{name}.json"
         entries = Entries(read_object(path, "a machine's costs"), path)
         saved, about = (
             entries.get("roofline", dict, {}),
@@ -253,9 +253,9 @@ class Machine:
         return replace(entry, draft=steps)
 
 
-def names() -> list[str]:
+def machine_names() -> list[str]:
     """Return the names of all machines."""
-    return sorted(path.stem for path in FOLDER.glob("*.json"))
+    return sorted(path.stem for path in MACHINES_FOLDER.glob("*.json"))
 
 
 def vary_costs(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
@@ -287,7 +287,7 @@ def count_draft_reads(
     have been learnt before.
     """
     layer, head = _sizes(target)
-    step, commit, later = _read(target, drafter)
+    step, commit, later = _weights_read(target, drafter)
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
     seconds = dict.fromkeys(DRAFT_WIDTHS, 0.0)
     for part in (part for part in parts if part.searches):
@@ -341,7 +341,7 @@ class _Reading(TorchFunctionMode):
         return made
 
 
-def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
+def _weights_read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
     """Return the weights read by a draft step, by the commit of a root, and by postponed work.
 
     The draft step expands a child of the root. A drafter that proposes several depths in one step

@@ -22,7 +22,7 @@ occur in a step. `steps` [P] is the number of steps for each prompt. The other e
 over all steps in order, each encoded as `Runs`: `shape` (index into `shapes`), `fed` (tokens in the
 target pass), `context` (increase of the context since the previous step), `accepted`, `depth`, and
 `finds`, which older results do not have."""
-COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
+STORED_COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
 
 
 def encode_runs(values: Sequence[int]) -> Runs:
@@ -67,11 +67,11 @@ def encode(prompts: Sequence[Stats]) -> WorkLog:
     )
     counts = {"shapes": [list(shape) for shape in shapes], "steps": [len(s.work) for s in prompts]}
     return counts | {
-        name: encode_runs(column) for name, column in zip(COLUMNS, columns, strict=True)
+        name: encode_runs(column) for name, column in zip(STORED_COLUMNS, columns, strict=True)
     }
 
 
-def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
+def decode_steps(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
     """Decode a log, and return the steps and their work, prompt by prompt.
 
     Raises:
@@ -82,9 +82,11 @@ def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
     counts = entries.get("steps", list[int], least=0)
     columns = [
         entries.get(name, list[int], least=None if name == "context" else 0)
-        for name in COLUMNS[:-1]
+        for name in STORED_COLUMNS[:-1]
     ]
-    columns.append(entries.get(COLUMNS[-1], list[int], [0, sum(counts)] if sum(counts) else []))
+    columns.append(
+        entries.get(STORED_COLUMNS[-1], list[int], [0, sum(counts)] if sum(counts) else [])
+    )
     shape, fed, context, accepted, depth, finds = (
         decode_runs(column, sum(counts), where) for column in columns
     )

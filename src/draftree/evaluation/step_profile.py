@@ -12,7 +12,7 @@ from draftree.models.causal_lm import Decoder
 from draftree.target.target import Target
 from draftree.utils.hardware import time_interleaved
 
-PARTS: Mapping[str, tuple[str, ...]] = {
+PHASES_BY_PART: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "prompt/model"),
     "draft passes": ("grow/draft/model", "draft/model"),
     "draft bookkeeping": ("grow/draft", "draft"),
@@ -93,7 +93,7 @@ class Part:
     floor: float | None = None
 
 
-def parts(stats: Stats, floor: float | None = None) -> list[Part]:
+def part_figures(stats: Stats, floor: float | None = None) -> list[Part]:
     """Return the figures of a step's parts, in the order in which they run.
 
     Args:
@@ -117,7 +117,10 @@ def sum_phases(phases: Mapping[str, float], whole: float) -> dict[str, float]:
 
     Parts without any time are left out.
     """
-    known = {name: sum(phases.get(phase, 0.0) for phase in those) for name, those in PARTS.items()}
+    known = {
+        name: sum(phases.get(phase, 0.0) for phase in those)
+        for name, those in PHASES_BY_PART.items()
+    }
     known["other"] = max(whole - sum(known.values()), 0.0)
     return {name: seconds for name, seconds in known.items() if seconds}
 
@@ -138,7 +141,9 @@ def profile_step(target: Target, stats: Stats) -> list[Part]:
         float(np.mean(each)) if work else 1.0
         for each in ([w.fed for w in work], [w.context for w in work])
     )
-    return parts(stats, Ceilings.measured(target.decoder).floor(target.decoder, tokens, context))
+    return part_figures(
+        stats, Ceilings.measured(target.decoder).floor(target.decoder, tokens, context)
+    )
 
 
 def as_json(found: list[Part]) -> list[dict[str, Any]]:

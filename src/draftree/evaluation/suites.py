@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from draftree.data.prompts import Content, question
-from draftree.data.readers import CHATS, READERS, Row, messages, rows
+from draftree.data.readers import CHATS, READERS, Row, messages, read_rows
 from draftree.errors import UnknownName, UserError, format_value
-from draftree.evaluation.dataset_formats import FORMATS, Wording, read_row
+from draftree.evaluation.dataset_formats import DATASET_FORMATS, Wording, read_row
 from draftree.utils.files import as_user_error
 
-FOLDER = Path(__file__).parent / "prompts"
+SUITES_FOLDER = Path(__file__).parent / "prompts"
 SUITE_STRIDE = 1 << 20
 """Difference between the numbers of corresponding prompts in two suites that are joined."""
 
@@ -81,9 +81,9 @@ class Suite:
         return [p for p in self.prompts if not categories or p.category in categories]
 
 
-def names() -> tuple[str, ...]:
+def suite_names() -> tuple[str, ...]:
     """Return the names of the shipped suites, one for each file."""
-    return tuple(sorted(p.stem for p in FOLDER.glob("*.jsonl")))
+    return tuple(sorted(p.stem for p in SUITES_FOLDER.glob("*.jsonl")))
 
 
 def join_suites(several: Sequence[str], whole: bool = False, wording: Wording = "plain") -> Suite:
@@ -133,14 +133,14 @@ def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
         UserError: there is no suite or file with this name, or one of its rows is not a prompt.
     """
     benchmark, _, file = name.partition(":")
-    path = FOLDER / f"{name}.jsonl" if name in names() else Path(name)
-    if benchmark in FORMATS and not isfile(path):
+    path = SUITES_FOLDER / f"{name}.jsonl" if name in suite_names() else Path(name)
+    if benchmark in DATASET_FORMATS and not isfile(path):
         return _benchmark(benchmark, file, wording)
     if not isfile(path):
-        raise UnknownName("suite or file of prompts", name, (*names(), *FORMATS))
+        raise UnknownName("suite or file of prompts", name, (*suite_names(), *DATASET_FORMATS))
     with as_user_error(f"cannot read suite '{name}'"):
         data = path.read_bytes()
-        found, rule = _read(path, whole)
+        found, rule = _read_suite_file(path, whole)
         prompts = tuple(
             SuitePrompt(i, content(row, where), str(row.get("category", "")), later_questions(row))
             for i, (row, where) in enumerate(found)
@@ -150,12 +150,12 @@ def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
     return Suite(path.stem, hashlib.sha256(data).hexdigest(), prompts, rule)
 
 
-def _read(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
+def _read_suite_file(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
     """Return the rows of a file, and a sentence on how a text file was split into rows."""
     if path.suffix.lower() in READERS:
-        return list(rows(path)), ""
+        return list(read_rows(path)), ""
     if whole or path.suffix.lower() != ".txt":
-        return list(rows(path)), "the file is one prompt, continued as it is"
+        return list(read_rows(path)), "the file is one prompt, continued as it is"
     lines = enumerate(path.read_text("utf-8").splitlines(), 1)
     asked = [
         ({"question": line.strip()}, f"{path}:{number}") for number, line in lines if line.strip()
@@ -169,7 +169,7 @@ def _benchmark(name: str, file: str, wording: Wording) -> Suite:
         raise UserError(f"suite '{name}:{file}': there is no file '{file}'")
     digest, prompts = hashlib.sha256(), []
     with as_user_error(f"cannot read suite '{name}'"):
-        for i, (row, where) in enumerate(rows(Path(file)) if file else _hub(name)):
+        for i, (row, where) in enumerate(read_rows(Path(file)) if file else _hub(name)):
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
             of = read_row(name, row, where, wording)
             first, *after = of.questions
@@ -183,9 +183,9 @@ def _benchmark(name: str, file: str, wording: Wording) -> Suite:
 
 def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the rows of a benchmark's data set on the hub, each with its place for messages."""
-    if (hub := FORMATS[name].hub) is None:
+    if (hub := DATASET_FORMATS[name].hub) is None:
         raise UserError(
-            f"suite '{name}' is read from a file alone: {name}:FILE, as of {FORMATS[name].page}"
+            f"suite '{name}' is read from a file alone: {name}:FILE, as of {DATASET_FORMATS[name].page}"
         )
     try:
         datasets: Any = importlib.import_module("datasets")

@@ -26,7 +26,7 @@ from draftree.tree import AcceptResult, Ints, Tree
 
 
 @dataclass(frozen=True)
-class Text:
+class TokenText:
     """Store one text: its token ids, and the number of prompt tokens `start`, at least 1."""
 
     tokens: Ints
@@ -54,7 +54,7 @@ class Recording:
     """
 
     target: Target
-    texts: tuple[Text, ...]
+    texts: tuple[TokenText, ...]
     hidden: Mapping[int, Tensor]
     cache: SlotCache
     given: Mapping[int, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Recording:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
+    def of(cls, target: Target, texts: Sequence[TokenText], layers: Sequence[int] = ()) -> Self:
         """Record all texts in one pass of the target.
 
         `layers` are entries of `hidden_states`. The last entry is always recorded.

@@ -15,10 +15,10 @@ from torch import Tensor
 from draftree.data import samples
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
-from draftree.engine import plain
+from draftree.engine import generate_plain
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import suites
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.models.kv_cache import SlotCache
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
@@ -26,7 +26,7 @@ from draftree.target.target import HiddenStateSpec, Probes, Target, Verification
 from draftree.tree import AcceptResult, Bools, Candidates, Floats, Ints, Tree
 
 T = TypeVar("T")
-DEPTHS = 5
+COMPARED_DEPTH = 5
 """Depth to which drafts are compared with the target. It is also the number of tokens that one step
 of `drive` commits."""
 MIN_LOG_Q = -20.0
@@ -44,7 +44,7 @@ class ComparedDrafts:
     Attributes:
         text: [M] index of the position's text.
         root: [M] index in its text of the token that is the root of the position's block.
-        depth: [M] depth of the drafted token in its chain, 1 … `DEPTHS`.
+        depth: [M] depth of the drafted token in its chain, 1 … `COMPARED_DEPTH`.
         drafted: [M] whether the drafter proposed a token.
         agree: [M] whether the drafter's likeliest token is the target's greedy choice; false where
             nothing was drafted.
@@ -78,8 +78,8 @@ class ComparedDrafts:
 
     @property
     def rates(self) -> Floats:
-        """Return [DEPTHS] the acceptance rate of greedy drafts after an accepted path."""
-        there, agree, alive = np.zeros((3, int(self.block.max()) + 1, 1 + DEPTHS), np.bool_)
+        """Return [COMPARED_DEPTH] the acceptance rate of greedy drafts after an accepted path."""
+        there, agree, alive = np.zeros((3, int(self.block.max()) + 1, 1 + COMPARED_DEPTH), np.bool_)
         at = self.block, self.depth
         there[at], agree[at], alive[at], alive[:, 0] = (
             True,
@@ -122,7 +122,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Block:
+class ReplayStep:
     """Store one step of a replay: a chain of each unfinished text, with candidates and logits.
 
     Attributes:
@@ -151,8 +151,13 @@ class Block:
 
 @torch.inference_mode()
 def replay(
-    target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, step: int = 0
-) -> Iterator[Block]:
+    target: Source,
+    drafter: Drafter[Any],
+    texts: Sequence[TokenText],
+    k: int,
+    length: int,
+    step: int = 0,
+) -> Iterator[ReplayStep]:
     """Decode given texts as if all their tokens were accepted, and yield each block.
 
     The drafter runs as in decoding: prefill and start, then expand, verify and commit for each
@@ -185,7 +190,7 @@ def replay(
             raise NotANumber(
                 "the target's logits are not finite numbers (NaN or ∞): check its weights and dtype"
             )
-        yield Block(tree, asked, verified.logits, tokens, at.copy())
+        yield ReplayStep(tree, asked, verified.logits, tokens, at.copy())
         kept = np.array([min(len(t) - 1, step or length) for t in tokens])
         paths = tuple(tree.of_row(r)[1:n] for r, n in zip(live.tolist(), kept, strict=True))
         verdict = AcceptResult(paths, np.array([t[n] for t, n in zip(tokens, kept, strict=True)]))
@@ -222,8 +227,8 @@ def _chained(
     return tree, asked, state
 
 
-def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> ComparedDrafts:
-    """Decode given texts in blocks of `DEPTHS` tokens, with one candidate after every token.
+def drive(target: Source, drafter: Drafter[Any], texts: Sequence[TokenText]) -> ComparedDrafts:
+    """Decode given texts in blocks of `COMPARED_DEPTH` tokens, with one candidate after every token.
 
     Args:
         target: verifies every block, as in decoding.
@@ -233,13 +238,13 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Compa
     Raises:
         NotANumber: the target's logits are not finite.
     """
-    blocks = replay(target, drafter, texts, 1, DEPTHS)
+    blocks = replay(target, drafter, texts, 1, COMPARED_DEPTH)
     return ComparedDrafts.joined(
         [_compared(block, nodes, found) for block in blocks for nodes, found in block.asked]
     )
 
 
-def _compared(block: Block, nodes: Ints, candidates: Candidates) -> ComparedDrafts:
+def _compared(block: ReplayStep, nodes: Ints, candidates: Candidates) -> ComparedDrafts:
     """Compare candidates with the target's choices after the nodes of one depth."""
     tree, logits = block.tree, block.logits[torch.from_numpy(nodes).to(block.logits.device)].float()
     p, choice = torch.softmax(logits, dim=-1), logits.argmax(-1)
@@ -282,12 +287,14 @@ def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, 
     return overlap.double().cpu().numpy(), surprise.double().cpu().numpy(), covered.cpu().numpy()
 
 
-TEXTS, TOKENS, PROMPT = 12, 48, 16
+DEFAULT_TEXTS, DEFAULT_TOKENS, DEFAULT_PROMPT_TOKENS = 12, 48, 16
 """Number of texts to measure on, number of tokens to draft in each, and number of first tokens of a
 plain text that serve as its prompt."""
 
 
-def suite_answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
+def suite_answers(
+    target: Target, count: int = DEFAULT_TEXTS, tokens: int = DEFAULT_TOKENS
+) -> list[TokenText]:
     """Return the target's greedy answers to `count` prompts, spread evenly over the shipped suite.
 
     Raises:
@@ -317,15 +324,15 @@ def prompts_that_fit(prompts: Sequence[list[int]], target: Target, tokens: int) 
 
 
 def greedy_answers(
-    target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS
-) -> list[Text]:
+    target: Target, prompts: Sequence[Sequence[int]], tokens: int = DEFAULT_TOKENS
+) -> list[TokenText]:
     """Return the target's greedy answers of at least 2 tokens to prompts of token ids.
 
     All answers are generated in one batch.
     """
-    written = plain(target, [Request(list(p), tokens, target.eos) for p in prompts]).tokens
+    written = generate_plain(target, [Request(list(p), tokens, target.eos) for p in prompts]).tokens
     return [
-        Text(np.array([*p, *w], np.int64), len(p))
+        TokenText(np.array([*p, *w], np.int64), len(p))
         for p, w in zip(prompts, written, strict=True)
         if len(w) > 1
     ]
@@ -337,7 +344,9 @@ def evenly_spread(items: Sequence[T], count: int) -> list[T]:
     return [items[i * len(items) // n] for i in range(n)]
 
 
-def read_texts(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
+def read_texts(
+    target: Target, path: Path, count: int = DEFAULT_TEXTS, tokens: int = DEFAULT_TOKENS
+) -> list[TokenText]:
     """Read texts from a file in a format that `train --data` accepts.
 
     The prompt of a text is a chat up to its first learnt response, or the first tokens of a plain
@@ -347,10 +356,10 @@ def read_texts(target: Target, path: Path, count: int = TEXTS, tokens: int = TOK
         UserError: the file contains no readable text that is long enough.
     """
     found = []
-    for sample in samples.read([path], target.tokenizer, min(512, target.decoder.context)):
+    for sample in samples.read_samples([path], target.tokenizer, min(512, target.decoder.context)):
         first = int(np.flatnonzero(sample.learn)[0])
-        start = first if first > 1 else min(PROMPT, len(sample.tokens) // 2)
-        text = Text(sample.tokens[: start + tokens], start)
+        start = first if first > 1 else min(DEFAULT_PROMPT_TOKENS, len(sample.tokens) // 2)
+        text = TokenText(sample.tokens[: start + tokens], start)
         if start and len(text.tokens) - start > 1:
             found.append(text)
     if not found:

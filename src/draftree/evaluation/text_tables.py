@@ -152,7 +152,7 @@ FIRST = (
 """Columns that are shown on a narrow terminal."""
 HEADS = {"τ [95 %]": "tokens/pass (τ)", "nodes/step": "drafted/pass", "T": "temperature"}
 """Headings on a screen or a page by the heading in the documentation's tables that they replace."""
-LEGEND = {
+COLUMN_EXPLANATIONS = {
     "tokens/s": "new tokens per second, the prompt's pass included",
     "speed-up [95 %]": "plain decoding's seconds over these by the clock, measured in turns; in brackets the 95 % interval",
     "counted speed-up [95 %]": "the same from the passes that were made and what each costs when it is measured by itself: "
@@ -188,9 +188,11 @@ def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def legend(names: Collection[str]) -> list[str]:
-    """Return a line of explanation for each of the given headings that `LEGEND` explains."""
+    """Return a line of explanation for each of the given headings that `COLUMN_EXPLANATIONS` explains."""
     return [
-        f"{name.removesuffix(' [95 %]')}: {told}" for name, told in LEGEND.items() if name in names
+        f"{name.removesuffix(' [95 %]')}: {told}"
+        for name, told in COLUMN_EXPLANATIONS.items()
+        if name in names
     ]
 
 

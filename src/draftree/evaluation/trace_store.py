@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftree.engine import plain
+from draftree.engine import generate_plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
 from draftree.evaluation.replay_target import ReplayTarget
-from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.models.hf_runner import UNNORMED
 from draftree.request import Request
 from draftree.target.target import LAST, HiddenStateSpec, Target
@@ -42,7 +42,7 @@ from draftree.utils.progress_callback import Tell, ignore_progress
 FORMAT = 1
 TEXTS_PER_BATCH = 8
 """Number of texts that the target generates in one batch."""
-ABOUT = "recording.json"
+METADATA_FILE = "recording.json"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Recordings:
         Raises:
             UserError: the folder contains recordings of another target, or other files.
         """
-        _check(folder, target)
+        _check_folder(folder, target)
         index = target.decoder.hidden_index
         layers = {
             layer if layer == UNNORMED else index(layer)
@@ -84,7 +84,7 @@ class Recordings:
                 with suppress(
                     UserError
                 ):  # of a line that was broken off, the text is written again
-                    texts |= _written(line, target.decoder.vocab)
+                    texts |= _parse_line(line, target.decoder.vocab)
         return cls(folder, target, HiddenStateSpec(tuple(sorted(layers)), tuple(sorted(kv))), texts)
 
     @property
@@ -114,7 +114,7 @@ class Recordings:
         )
         for at in range(0, len(unwritten), TEXTS_PER_BATCH):
             some = unwritten[at : at + TEXTS_PER_BATCH]
-            for request, tokens in zip(some, plain(self.target, some).tokens, strict=True):
+            for request, tokens in zip(some, generate_plain(self.target, some).tokens, strict=True):
                 self.texts[key(request)] = tokens
                 append(self.folder / "texts.jsonl", json.dumps([key(request), tokens]) + "\n")
             tell(at + len(some), "writing", 2 * len(requests))
@@ -172,8 +172,8 @@ class Recordings:
         with replace_file(file) as part:
             save_file({n: t.cpu() for n, t in (earlier | tensors).items()}, part)
 
-    def _text(self, request: Request) -> Text:
-        return Text(
+    def _text(self, request: Request) -> TokenText:
+        return TokenText(
             np.array([*request.prompt, *self.texts[key(request)]], np.int64), len(request.prompt)
         )
 
@@ -193,7 +193,7 @@ class Recordings:
         return set()
 
 
-def _written(line: str, vocab: int) -> dict[str, list[int]]:
+def _parse_line(line: str, vocab: int) -> dict[str, list[int]]:
     """Return {key: tokens} from a line of `texts.jsonl`.
 
     Raises:
@@ -232,7 +232,7 @@ def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
     return tensor
 
 
-def identity(target: Target) -> dict[str, str]:
+def target_hashes(target: Target) -> dict[str, str]:
     """Return a dict: hashes of a target's `weights` and `tokenizer`, and its `dtype`."""
     vocabulary = sorted(target.tokenizer.get_vocab().items())
     told = json.dumps([vocabulary, target.tokenizer.chat_template])
@@ -243,12 +243,12 @@ def identity(target: Target) -> dict[str, str]:
     }
 
 
-def _check(folder: Path, target: Target) -> None:
-    about, mine = folder / ABOUT, identity(target)
+def _check_folder(folder: Path, target: Target) -> None:
+    about, mine = folder / METADATA_FILE, target_hashes(target)
     if not about.is_file():
         if folder.is_dir() and any(folder.iterdir()):
             raise UserError(
-                f"'{folder}' holds no {ABOUT}, allowed is a folder of recordings, an empty or a new one"
+                f"'{folder}' holds no {METADATA_FILE}, allowed is a folder of recordings, an empty or a new one"
             )
         folder.mkdir(parents=True, exist_ok=True)
         write_text(

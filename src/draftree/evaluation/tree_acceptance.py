@@ -24,9 +24,9 @@ from typing_extensions import override
 
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
-from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.metrics import Work
-from draftree.policies.base import Policy, Search
+from draftree.policies.base import Policy, RetrievalExpand
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
 from draftree.tree import (
@@ -40,14 +40,14 @@ from draftree.tree import (
     TreeBudget,
 )
 
-DEPTHS = 10
+MAX_DEPTH = 10
 """Largest depth of the draft trees, and number of depths that are counted."""
 TEXTS_PER_BATCH = 4
 """Number of texts that are replayed in one batch."""
 
 
 @dataclass
-class DrafterAccess(Search):
+class DrafterAccess(RetrievalExpand):
     """Give a policy access to a drafter, and update the drafter's state after each call.
 
     Attributes:
@@ -97,7 +97,7 @@ def count_matches(
     target: Target,
     drafter: Drafter[Any],
     policy: Policy,
-    texts: Sequence[Text],
+    texts: Sequence[TokenText],
     costs: Costs | CostTable,
 ) -> tuple[Floats, Floats]:
     """Count by depth the trees that contain the target's greedy choice, and those that could.
@@ -116,8 +116,8 @@ def count_matches(
             the target's choices up to this depth.
     """
     memory = policy.start()
-    matched = np.zeros(DEPTHS)
-    reached = np.zeros(DEPTHS)
+    matched = np.zeros(MAX_DEPTH)
+    reached = np.zeros(MAX_DEPTH)
     size = 1 if policy.reads_costs else TEXTS_PER_BATCH
     for i in range(0, len(texts), size):
         recording = Recording.of(target, texts[i : i + size], drafter.needs.hidden)
@@ -155,7 +155,7 @@ def _along(
         from_roots = Tree.from_roots(
             live, np.array([texts[r].tokens[at[r]] for r in live.tolist()])
         )
-        room = TreeBudget(np.minimum(DEPTHS, source.target.decoder.context - 1 - at), MAX_NODES)
+        room = TreeBudget(np.minimum(MAX_DEPTH, source.target.decoder.context - 1 - at), MAX_NODES)
         context = int(at[live].max())
         prices = costs.at(context, len(live))
         tree = policy.draft(asking, from_roots, prices, room, memory)
@@ -217,7 +217,7 @@ def _walk(
     path = []
     chosen = True
     for depth, (choice, token) in enumerate(
-        zip(choices[:DEPTHS].tolist(), tokens[1 : 1 + DEPTHS].tolist(), strict=False)
+        zip(choices[:MAX_DEPTH].tolist(), tokens[1 : 1 + MAX_DEPTH].tolist(), strict=False)
     ):
         children = tree.children(node)
         if chosen:

@@ -20,20 +20,20 @@ from typing import Any, Literal, cast, get_args
 from draftree.errors import UnknownName, UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint
-from draftree.formats.speculators import KIND, LAYER, SPECULATORS_CONFIG_KEY
+from draftree.formats.speculators import KIND, LAYER_CONFIG, SPECULATORS_CONFIG_KEY
 from draftree.tree import MAX_NODES
 from draftree.utils.files import Entries
 
 NESTED_CONFIG_KEY = "dflash_config"
-EMBEDDING = "embed_tokens.weight"
-HEAD = "lm_head.weight"
-MAP = "d2t"
+EMBEDDING_WEIGHT = "embed_tokens.weight"
+HEAD_WEIGHT = "lm_head.weight"
+VOCABULARY_OFFSETS = "d2t"
 MARKS = "t2d"
 CORE_TENSORS = ("fc.weight", "hidden_norm.weight")
 """Tensors that all block drafters have, under z-lab's names."""
 NATIVE = "muse_glimmer_assistant"
 NATIVE_NAMES = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
-OWN_TENSOR_NAMES = {"lm_head.d2t": MAP, "lm_head.t2d": MARKS}
+OWN_TENSOR_NAMES = {"lm_head.d2t": VOCABULARY_OFFSETS, "lm_head.t2d": MARKS}
 """Names of a draft vocabulary's tensors, which belong to the LM head in draftree."""
 EARLY_HEAD_PREFIX = "logit_head."
 """The prefix of DSpark's head tensors in early files of SpecForge."""
@@ -41,13 +41,13 @@ DFLASH2_MARKS = ("attention_conv", "candidate_selector.")
 """Parts of tensor names that occur only in DFlash 2."""
 Markov = Literal["vanilla", "gated", "rnn"]
 SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
-LONGEST = 32768
+DEFAULT_CONTEXT_LENGTH = 32768
 """The context length of a Qwen3 model whose config does not give it."""
 DEFAULT_MAX_WINDOW_LAYERS = 28
 """The first sliding-window layer of a Qwen3 config without `max_window_layers`."""
 LAST_VERSION = "0.5.0"
 """The version of speculators whose layout is written."""
-Kind = Literal["dflash", "dspark", "jetspec"]
+DrafterKind = Literal["dflash", "dspark", "jetspec"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockDrafterConfig:
     """Store the content of a published config, whatever the program that wrote it.
 
     Attributes:
@@ -100,7 +100,7 @@ class Layout:
         return self.block if self.shifted else self.block - 1
 
 
-def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
+def kind_of(config: Mapping[str, Any], keys: Set[str]) -> DrafterKind | None:
     """Return the method of a published folder, or None if it is not a block drafter."""
     if KIND in config:
         found = config[KIND]
@@ -117,7 +117,7 @@ def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
     )
 
 
-def load_checkpoint(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
+def load_checkpoint(stored: Checkpoint) -> tuple[Checkpoint, BlockDrafterConfig]:
     """Return a checkpoint with its tensors, under their stored names, and its config's layout.
 
     Raises:
@@ -142,14 +142,16 @@ def _check_entries(config: dict[str, Any], where: Path) -> None:
         UserError: an entry changes the network's computation in a way that is not supported.
     """
     nested = config.get(NESTED_CONFIG_KEY)
-    layer = config.get(LAYER)
+    layer = config.get(LAYER_CONFIG)
     method = str(config.get(KIND, "dflash"))
     if KIND in config:
         config_entries.SPECULATED_BLOCKS.check(config, where, method)
         config_entries.QWEN3.check(layer if isinstance(layer, dict) else {}, where, method)
     else:
-        config_entries.BLOCKS.check(config, where, method)
-    config_entries.BLOCKS.check(nested if isinstance(nested, dict) else {}, where, method)
+        config_entries.FLAT_BLOCK_DRAFTER.check(config, where, method)
+    config_entries.FLAT_BLOCK_DRAFTER.check(
+        nested if isinstance(nested, dict) else {}, where, method
+    )
 
 
 def name(key: str) -> str:
@@ -175,11 +177,11 @@ def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
     return named
 
 
-def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
+def _layout(config: dict[str, Any], stored: Checkpoint) -> BlockDrafterConfig:
     where = stored.folder / CONFIG
     outer = Entries(config, where)
     speculated, nested = KIND in config, outer.get(NESTED_CONFIG_KEY, dict[str, Any], {})
-    values = outer.get(LAYER, dict[str, Any]) if speculated else dict(config)
+    values = outer.get(LAYER_CONFIG, dict[str, Any]) if speculated else dict(config)
     said = Entries(config | nested, where)  # block size and mask token may be in either place
     block, mask = said.get("block_size", int, least=1), said.get("mask_token_id", int, least=0)
     if block > MAX_NODES:  # masks grow with its square
@@ -197,14 +199,16 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
         raise UnknownName(f"markov_head_type in '{where}'", markov, get_args(Markov))
     head = "confidence_head.proj.weight"
     own = any(key.removeprefix(EARLY_HEAD_PREFIX) == head for key in stored.tensors)
-    return Layout(
+    return BlockDrafterConfig(
         values=dict(values),
         block=block,
         mask=mask,
         reads=reads,
         shifted=shifted,
         sights=_sights(Entries(values, where), said, count, config.get("model_type") == NATIVE),
-        draft_vocab=len(stored.tensors[MAP]) if MAP in stored.tensors else 0,
+        draft_vocab=len(stored.tensors[VOCABULARY_OFFSETS])
+        if VOCABULARY_OFFSETS in stored.tensors
+        else 0,
         markov=cast(Markov, markov),
         rank=said.get("markov_rank", int | None, 0, least=0) or 0,
         confidence=(
@@ -246,7 +250,7 @@ def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[S
     )
 
 
-def make_config(layout: Layout, kind: Kind) -> dict[str, Any]:
+def make_config(layout: BlockDrafterConfig, kind: DrafterKind) -> dict[str, Any]:
     """Return the config of a new drafter in z-lab's layout; for DSpark, in SpecForge's form."""
     nested: dict[str, Any] = {
         "target_layer_ids": [i - 1 for i in layout.reads],
@@ -264,7 +268,7 @@ def make_config(layout: Layout, kind: Kind) -> dict[str, Any]:
     }
 
 
-def _heads(layout: Layout) -> dict[str, Any]:
+def _heads(layout: BlockDrafterConfig) -> dict[str, Any]:
     """Return the config entries of DSpark's heads."""
     there, with_markov = layout.confidence
     return {
@@ -275,7 +279,9 @@ def _heads(layout: Layout) -> dict[str, Any]:
     }
 
 
-def to_speculators(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[str, Any]:
+def to_speculators(
+    layout: BlockDrafterConfig, kind: DrafterKind, verifier: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the config in the layout of speculators.
 
     Args:
@@ -297,7 +303,9 @@ def to_speculators(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> d
         NESTED_CONFIG_KEY,
     }
     layer = {k: v for k, v in layout.values.items() if k not in outside} | {"model_type": "qwen3"}
-    sliding, both = _window_entries(layout, layer.get("max_position_embeddings", LONGEST))
+    sliding, both = _window_entries(
+        layout, layer.get("max_position_embeddings", DEFAULT_CONTEXT_LENGTH)
+    )
     layer |= sliding
     proposal = {
         "proposal_type": "greedy",
@@ -319,11 +327,11 @@ def to_speculators(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> d
         "sliding_window_non_causal": both,
         **(_heads(layout) if kind == "dspark" else {}),
         SPECULATORS_CONFIG_KEY: how | {"verifier": dict(verifier)},
-        LAYER: layer,
+        LAYER_CONFIG: layer,
     }
 
 
-def _window_entries(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
+def _window_entries(layout: BlockDrafterConfig, context: int) -> tuple[dict[str, Any], bool]:
     """Return the config entries of attention windows in the layout of speculators.
 
     In this layout only sliding-window layers are causal in their block. A causal layer that sees

@@ -28,10 +28,10 @@ from draftree.target.target_names import missing_package, shipped_folder
 from draftree.utils import files
 from draftree.utils.files import Entries, as_user_error, fill_folder, read_object
 
-ABOUT = "draftree"
+DRAFTREE_ENTRY = "draftree"
 """The name of the entry in `config.json` that only draftree uses."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FILES = (WEIGHTS, "pytorch_model.bin")
+WEIGHT_FILES = (WEIGHTS, "pytorch_model.bin")
 """The usual names of weight files."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of attention and feed-forward layers, which may have biases."""
@@ -135,7 +135,9 @@ class Checkpoint:
         Raises:
             UserError: the entry is not an object.
         """
-        said: dict[str, Any] = Entries(self.config, self.folder / CONFIG).get(ABOUT, dict, {})
+        said: dict[str, Any] = Entries(self.config, self.folder / CONFIG).get(
+            DRAFTREE_ENTRY, dict, {}
+        )
         return said
 
     def knobs(self, hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +149,7 @@ class Checkpoint:
         Raises:
             UserError: an option has another type.
         """
-        said = Entries(self.about, f"'{self.folder / CONFIG}': {ABOUT}")
+        said = Entries(self.about, f"'{self.folder / CONFIG}': {DRAFTREE_ENTRY}")
         return {name: said.get(name, hint) for name, hint in hints.items() if name in said.values}
 
     def check_method(self, method: str) -> None:
@@ -192,7 +194,7 @@ class Checkpoint:
                 )
 
     def loaded(
-        self, files: tuple[str, ...] = FILES, wanted: Callable[[str], bool] = lambda _: True
+        self, files: tuple[str, ...] = WEIGHT_FILES, wanted: Callable[[str], bool] = lambda _: True
     ) -> Self:
         """Return the checkpoint with its tensors; pickled files are read only as weights.
 
@@ -357,7 +359,7 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {
-                    key: _plain(file.get_tensor(key), key, path)
+                    key: _as_plain_tensor(file.get_tensor(key), key, path)
                     for key in file.keys()  # noqa: SIM118
                     if wanted(key)
                 }
@@ -372,10 +374,12 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
             raise UserError(
                 f"'{path}' holds {format_value(found)}, allowed are named tensors alone"
             )
-        return {key: _plain(value, key, path) for key, value in found.items() if wanted(key)}
+        return {
+            key: _as_plain_tensor(value, key, path) for key, value in found.items() if wanted(key)
+        }
 
 
-def _plain(value: Tensor, key: str, path: Path) -> Tensor:
+def _as_plain_tensor(value: Tensor, key: str, path: Path) -> Tensor:
     """Convert a tensor to a plain one that any network can copy."""
     if (
         value.layout is not torch.strided

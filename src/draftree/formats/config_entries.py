@@ -58,7 +58,7 @@ class Table:
                 if values[name] is True:
                     _refuse(name, True, (False,), where, method)
         if odd := [name for name in unknown if not self._is_default(name, values[name])]:
-            named = ", ".join(f"{name} {_written(values[name])}" for name in odd)
+            named = ", ".join(f"{name} {_format_json(values[name])}" for name in odd)
             told = f"'{where}' has entries that draftree does not know and does not use: {named}"
             warnings.warn(told, DraftreeWarning, stacklevel=3)
 
@@ -87,12 +87,12 @@ class Table:
 
 def _refuse(name: str, value: Any, allowed: Values, where: Path | str, method: str) -> None:
     if value not in allowed:
-        plain = " or ".join(_written(one) for one in allowed if one is not None) or "null"
-        told = f"'{where}' has {name} {_written(value)}, allowed is {plain}"
+        plain = " or ".join(_format_json(one) for one in allowed if one is not None) or "null"
+        told = f"'{where}' has {name} {_format_json(value)}, allowed is {plain}"
         raise UserError(f"{told}: that is another network than '{method}'")
 
 
-def _written(value: Any) -> str:
+def _format_json(value: Any) -> str:
     """Return a value in JSON notation; lists, objects and strings are shortened."""
     return (
         json.dumps(value)
@@ -101,7 +101,7 @@ def _written(value: Any) -> str:
     )
 
 
-SIZES = frozenset(
+SIZE_ENTRIES = frozenset(
     {
         "vocab_size",
         "hidden_size",
@@ -113,7 +113,7 @@ SIZES = frozenset(
         "max_position_embeddings",
     }
 )
-LAYER = SIZES | {
+LAYER_ENTRIES = SIZE_ENTRIES | {
     "rms_norm_eps",
     "hidden_act",
     "rope_theta",
@@ -129,7 +129,7 @@ LAYER = SIZES | {
 
 Whether there are biases is read from the tensors.
 """
-ABOUT = frozenset(
+DESCRIPTION_ENTRIES = frozenset(
     {
         "_name_or_path",
         "_attn_implementation",
@@ -152,7 +152,7 @@ ABOUT = frozenset(
 
 The dtype is read from the tensors instead.
 """
-HARMLESS_ENTRIES = ABOUT | {
+HARMLESS_ENTRIES = DESCRIPTION_ENTRIES | {
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
@@ -282,7 +282,7 @@ NETWORKS: Mapping[str, Values] = {
 QK_NORMS = ("qk_norm", "use_qk_norm", "qk_layernorm")
 """Entries for norms of queries and keys, which Llama layers never have and Qwen3 layers always."""
 LLAMA = Table(
-    LAYER | {"layer_types", "use_sliding_window"},
+    LAYER_ENTRIES | {"layer_types", "use_sliding_window"},
     HARMLESS_ENTRIES,
     {**NETWORKS, **dict.fromkeys(QK_NORMS, (None, False)), "use_sliding_window": (None, False)},
     LlamaConfig(),
@@ -314,14 +314,14 @@ SPECULATORS = Table(
     strict=True,
 )
 """Entries of the layout of speculators, without the entries of its nested layer config."""
-GLIDE = Table(
+FLAT_GLIDE = Table(
     LLAMA.used | {"block_size", "large_hidden_size", "large_num_attention_heads", "large_head_dim"},
     LLAMA.harmless,
     {**LLAMA.refused, "use_remap": (None, False)},
     LLAMA.defaults,
 )
 QWEN3 = Table(
-    LAYER | {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"},
+    LAYER_ENTRIES | {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"},
     HARMLESS_ENTRIES - {"max_window_layers"},
     {**NETWORKS, **dict.fromkeys(QK_NORMS, (None, True))},
     Qwen3Config(),
@@ -345,7 +345,7 @@ BLOCK_ENTRIES = {
     "draft_vocab_size",
     "target_hidden_size",
 }
-BLOCKS = Table(
+FLAT_BLOCK_DRAFTER = Table(
     QWEN3.used | BLOCK_ENTRIES | {"dflash_config"}, QWEN3.harmless, QWEN3.refused, QWEN3.defaults
 )
 """Entries of DFlash, DSpark and JetSpec in a flat config, where some of them may be nested."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from draftree.errors import UserError, format_value
 
-FILE = Path(__file__).with_suffix(".json")
+CHECKPOINTS_FILE = Path(__file__).with_suffix(".json")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class PublishedDrafter:
 @cache
 def published() -> tuple[PublishedDrafter, ...]:
     """Return all known published drafters."""
-    return tuple(PublishedDrafter(**entry) for entry in json.loads(FILE.read_text("utf-8")))
+    return tuple(
+        PublishedDrafter(**entry) for entry in json.loads(CHECKPOINTS_FILE.read_text("utf-8"))
+    )
 
 
 def find_published(target: str) -> str:

@@ -12,19 +12,19 @@ from draftree.errors import UserError
 from draftree.formats import checkpoint
 from draftree.formats.checkpoint import Checkpoint
 
-FILE = "medusa_lm_head.safetensors"
-FILES, MERGED = (FILE, "medusa_lm_head.pt"), checkpoint.FILES
-PREFIX = "medusa_head."
+HEADS_FILE = "medusa_lm_head.safetensors"
+HEADS_FILES, MERGED_MODEL_FILES = (HEADS_FILE, "medusa_lm_head.pt"), checkpoint.WEIGHT_FILES
+HEADS_PREFIX = "medusa_head."
 """The prefix of the heads' tensors in a model that was trained with them (Medusa-2)."""
-VLLM = "blocks.0.layers.0.weight"
+VLLM_ONLY_TENSOR = "blocks.0.layers.0.weight"
 """The name of a tensor that exists only in vLLM's layout."""
-MAP, VLLM_MAP = "d2t", "token_map"
+VOCABULARY_OFFSETS, VLLM_VOCABULARY = "d2t", "token_map"
 """The tensor of a draft vocabulary in the official layout: offsets from 0, 1, … to target ids.
 
-`VLLM_MAP` is the corresponding tensor in vLLM's layout, which contains the target ids.
+`VLLM_VOCABULARY` is the corresponding tensor in vLLM's layout, which contains the target ids.
 """
-BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
-HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
+RESIDUAL_WEIGHT_NAME = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
+HEAD_WEIGHT_NAME = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
 
 def load_heads(stored: Checkpoint) -> Checkpoint:
@@ -36,13 +36,13 @@ def load_heads(stored: Checkpoint) -> Checkpoint:
     Raises:
         UserError: the folder has no file with tensors.
     """
-    if any((stored.folder / name).is_file() for name in FILES):
-        return stored.loaded(FILES)
-    merged = stored.loaded(MERGED, lambda key: key.startswith(PREFIX))
+    if any((stored.folder / name).is_file() for name in HEADS_FILES):
+        return stored.loaded(HEADS_FILES)
+    merged = stored.loaded(MERGED_MODEL_FILES, lambda key: key.startswith(HEADS_PREFIX))
     if merged.tensors:
-        alone = {k.removeprefix(PREFIX): v for k, v in merged.tensors.items()}
-        return replace(stored, config={}, file=FILE, tensors=alone)
-    return stored.loaded(MERGED)
+        alone = {k.removeprefix(HEADS_PREFIX): v for k, v in merged.tensors.items()}
+        return replace(stored, config={}, file=HEADS_FILE, tensors=alone)
+    return stored.loaded(MERGED_MODEL_FILES)
 
 
 def count_heads(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def count_heads(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
     Raises:
         UserError: the file has no heads, or some are missing.
     """
-    found = [m for m in map(BLOCK.fullmatch, tensors) if m]
+    found = [m for m in map(RESIDUAL_WEIGHT_NAME.fullmatch, tensors) if m]
     if "0.0.linear.weight" not in tensors:
         raise UserError(f"'{where}' holds no Medusa heads: a tensor 0.0.linear.weight was expected")
     heads, layers = ({int(m[i]) for m in found} for i in (1, 2))
@@ -91,9 +91,11 @@ def to_vllm(
         re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name): value
         for name, value in tensors.items()
     }
-    renamed = {HEAD.sub(r"lm_heads.\1.weight", name): value for name, value in blocks.items()}
-    if (offsets := renamed.pop(MAP, None)) is not None:
-        renamed[VLLM_MAP] = offsets + torch.arange(len(offsets))
+    renamed = {
+        HEAD_WEIGHT_NAME.sub(r"lm_heads.\1.weight", name): value for name, value in blocks.items()
+    }
+    if (offsets := renamed.pop(VOCABULARY_OFFSETS, None)) is not None:
+        renamed[VLLM_VOCABULARY] = offsets + torch.arange(len(offsets))
     kept = {k: v for k, v in config.items() if k == "base_model_name_or_path"}
     sizes = {"hidden_size": hidden, "vocab_size": vocab or drafted, "truncated_vocab_size": drafted}
     return kept | sizes | {
@@ -120,18 +122,18 @@ def from_vllm(
             not given.
     """
     part = config.get("truncated_vocab_size", config.get("vocab_size")) != config.get("vocab_size")
-    if part and VLLM_MAP not in tensors:
+    if part and VLLM_VOCABULARY not in tensors:
         got = f"vocab_size={config.get('vocab_size')}, truncated_vocab_size={config.get('truncated_vocab_size')}"
         raise UserError(
-            f"medusa: got heads with {got}; allowed are heads over the whole vocabulary, or with a {VLLM_MAP}"
+            f"medusa: got heads with {got}; allowed are heads over the whole vocabulary, or with a {VLLM_VOCABULARY}"
         )
-    if (ids := tensors.get(VLLM_MAP)) is not None:
+    if (ids := tensors.get(VLLM_VOCABULARY)) is not None:
         order = ids.argsort()
-        mapped = {MAP: ids[order] - torch.arange(len(ids))}
+        mapped = {VOCABULARY_OFFSETS: ids[order] - torch.arange(len(ids))}
         tensors = {
             k: v[order] if k.startswith("lm_head") else v
             for k, v in tensors.items()
-            if k != VLLM_MAP
+            if k != VLLM_VOCABULARY
         } | mapped
     blocks = {
         re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"\1.\2.linear.", name): value
@@ -149,7 +151,7 @@ def from_vllm(
     no_bias = {
         re.sub("weight$", "bias", k): v.new_zeros(len(v))
         for k, v in named.items()
-        if BLOCK.fullmatch(k)
+        if RESIDUAL_WEIGHT_NAME.fullmatch(k)
     }
     renamed = no_bias | named
     if config.get("original_lm_head") and shared is not None:

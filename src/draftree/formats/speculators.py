@@ -14,20 +14,20 @@ from typing import Any
 
 from draftree.errors import UserError
 from draftree.formats import config_entries
-from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint
+from draftree.formats.checkpoint import CONFIG, DRAFTREE_ENTRY, Checkpoint
 from draftree.utils.files import Entries
 
 KIND = "speculators_model_type"
-LAYER = "transformer_layer_config"
+LAYER_CONFIG = "transformer_layer_config"
 SPECULATORS_CONFIG_KEY = "speculators_config"
-EMBEDDING = "embed_tokens.weight"
+EMBEDDING_WEIGHT = "embed_tokens.weight"
 """The name of a drafter's own embedding, in either layout."""
 PREFIXES: Mapping[str, Mapping[str, str]] = {
     "eagle": {"fc.": "fusion_fc.", "layers.0.": "transformer."},
     "eagle3": {"midlayer.": "layers.0."},
 }
 """Prefixes of tensor names in the original layout, with those in the layout of speculators."""
-OMITTED_TENSORS: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING,), "eagle3": ()}
+OMITTED_TENSORS: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING_WEIGHT,), "eagle3": ()}
 """Tensors of the original layout that the layout of speculators does not have."""
 ARCHITECTURES = {
     "eagle": ("EagleSpeculator", "LlamaForCausalLM"),
@@ -52,17 +52,17 @@ TYPES: Mapping[str, Any] = {
 DEFAULT_DRAFT_TOKENS = 5
 """The length of the chain that a server drafts by default."""
 WRAPPER_KEYS = (
-    ABOUT,
+    DRAFTREE_ENTRY,
     KIND,
     SPECULATORS_CONFIG_KEY,
-    LAYER,
+    LAYER_CONFIG,
     "speculators_version",
     "transformers_version",
 )
 """Entries about the checkpoint rather than the network."""
 MASKS = ("mask_token_id", "ptd_token_id", "pard_token")
 """The possible names of a P-EAGLE's mask token."""
-DEPTHS = "num_depths"
+DEPTHS_ENTRY = "num_depths"
 """The entry of a flat P-EAGLE config for the number of tokens that a pass drafts."""
 
 
@@ -123,10 +123,10 @@ def layer_of(config: dict[str, Any], method: str, where: Path) -> dict[str, Any]
         )
         return dict(config)
     config_entries.SPECULATORS.check(config, where, method)
-    layer = config.get(LAYER)
+    layer = config.get(LAYER_CONFIG)
     if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
         got = layer.get("model_type") if isinstance(layer, dict) else layer
-        raise UserError(f"'{where}' has a {LAYER} of '{got}', allowed is 'llama'")
+        raise UserError(f"'{where}' has a {LAYER_CONFIG} of '{got}', allowed is 'llama'")
     config_entries.LLAMA.check_layer(layer, where, method)
     return layer
 
@@ -162,7 +162,7 @@ def to_speculators(
         layers: the number of layers of the drafter.
         drafted: the number of tokens in a drafted chain.
     """
-    outside = {*FIELDS, *MASKS, DEPTHS, "bias", "architectures", "torch_dtype", "dtype"}
+    outside = {*FIELDS, *MASKS, DEPTHS_ENTRY, "bias", "architectures", "torch_dtype", "dtype"}
     layer = {k: v for k, v in values.items() if k not in outside} | {
         "model_type": "llama",
         "num_hidden_layers": layers,
@@ -194,7 +194,7 @@ def to_speculators(
     }
     if dtype := values.get("torch_dtype", values.get("dtype")):
         about |= {"torch_dtype": dtype}
-    return about | flags | {SPECULATORS_CONFIG_KEY: how, LAYER: layer}
+    return about | flags | {SPECULATORS_CONFIG_KEY: how, LAYER_CONFIG: layer}
 
 
 def describe_verifier(config: Mapping[str, Any]) -> tuple[str, Sequence[str]] | None:

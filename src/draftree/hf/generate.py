@@ -38,7 +38,7 @@ from draftree.aliases import OPTION, PROMPT, accepted, filled, suggestion
 from draftree.batch import Writer
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError, format_value
-from draftree.hf.generate_call import Call, prompts, write
+from draftree.hf.generate_call import GenerateCall, prompt_ids, write
 from draftree.metrics import Stats
 from draftree.models.supported_architectures import CACHES
 from draftree.text.options import Options
@@ -95,7 +95,7 @@ TRANSFORMERS_NAMES: Mapping[str, str] = {
     "stop_ids": "eos_token_id",
 }
 """transformers' names for options of `Engine.complete` that are named differently."""
-TEXTS = "engine.chat('text') answers, engine.complete('text') continues a text"
+TEXT_METHODS_HINT = "engine.chat('text') answers, engine.complete('text') continues a text"
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """The allowed dtypes of prompt ids."""
 
@@ -175,8 +175,8 @@ class Hook:
                     raise UserError(
                         f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}"
                     ) from error
-            rows = prompts(input_ids, model_kwargs, engine.target.decoder.hf.window is not None)
-            call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
+            rows = prompt_ids(input_ids, model_kwargs, engine.target.decoder.hf.window is not None)
+            call = GenerateCall(input_ids, rows, generation_config, [*logits_processor], criteria)
             sampling = call.sampling(self._seed if seed is None else Options(seed=seed).seed)
             written, self.stats = write(engine, call, sampling, streamer, self._reuse)
         if streamer is not None:
@@ -318,7 +318,7 @@ def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict
             found[name] = value
             continue
         if accepted(PROMPT, name, ["prompt"]) == "prompt" and name not in ("inputs", "input_ids"):
-            raise UserError(f"{name} is given, but engine.generate takes ids: {TEXTS}")
+            raise UserError(f"{name} is given, but engine.generate takes ids: {TEXT_METHODS_HINT}")
         ours = accepted(OPTION, name, COMPLETE_OPTIONS)
         if ours in COMPLETE_OPTIONS and ours != "seed":
             if not hasattr(config, theirs := TRANSFORMERS_NAMES.get(ours, ours)):
@@ -330,7 +330,7 @@ def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict
             continue
         if name in ("sampling_params", "drafter", "policy", "acceptor", "stream", "callback"):
             raise UserError(
-                f"unknown option of engine.generate '{name}': {suggestion(OPTION, name) or TEXTS}"
+                f"unknown option of engine.generate '{name}': {suggestion(OPTION, name) or TEXT_METHODS_HINT}"
             )
         found[name] = value
     return found

@@ -101,7 +101,7 @@ class PaddedPrompt:
     hidden: list[int] | None = None
 
 
-def prompts(
+def prompt_ids(
     input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False
 ) -> list[PaddedPrompt]:
     """Return the ids of each sequence that the model reads.
@@ -176,7 +176,7 @@ class RowOutput:
 
 
 @dataclass
-class Call:
+class GenerateCall:
     """Store a call of `generate` as prepared by transformers.
 
     Attributes:
@@ -249,7 +249,7 @@ class Call:
             stateless = tuple(
                 p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS
             )
-            record = Record() if self._tells_criteria else None
+            record = ScoreRecorder() if self._tells_criteria else None
             requests.append(
                 Request(
                     prompt.text,
@@ -308,7 +308,11 @@ class Call:
 
 
 def write(
-    engine: Writer, call: Call, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
+    engine: Writer,
+    call: GenerateCall,
+    sampling: Sampling,
+    streamer: BaseStreamer | None,
+    reuse: bool,
 ) -> tuple[list[RowOutput], Stats]:
     """Generate all sequences of a call until transformers would stop; return them with statistics.
 
@@ -456,7 +460,7 @@ def own_copy(part: Any, row: int) -> Any:
         ) from error
 
 
-class Record(LogitsProcessor):
+class ScoreRecorder(LogitsProcessor):
     """Record the processed scores of each position for criteria, as the last processor."""
 
     def __init__(self) -> None:
@@ -489,7 +493,7 @@ class RowCriterion:
         record: the scores of the sequence, if criteria receive them.
     """
 
-    def __init__(self, criterion: Any, row: int, rows: int, record: Record | None) -> None:
+    def __init__(self, criterion: Any, row: int, rows: int, record: ScoreRecorder | None) -> None:
         self._criterion = own_copy(criterion, row)
         self._row = row
         self._rows = rows

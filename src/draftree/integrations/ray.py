@@ -115,7 +115,7 @@ def application(replicas: Replicas) -> Any:
     return deployment(serve.ingress()(Replica)).bind(replicas)
 
 
-def run(replicas: Replicas) -> None:
+def serve_replicas(replicas: Replicas) -> None:
     """Serve at the host and port of the options until the program is interrupted.
 
     If a Ray cluster runs on this machine, it is used.

@@ -11,7 +11,7 @@ from draftree.native import Array, native
 
 MAX_EXPONENT = np.float32(87)
 """Largest −log q that is used; below e⁻⁸⁷, probabilities are not normal numbers of float32."""
-COLUMNS = 16
+VECTOR_FLOATS = 16
 """Number of float32 values in the widest vector.
 
 Each column is summed separately, so that all instruction sets give the same bits.
@@ -60,10 +60,10 @@ def entropies(log_q: Array, top: int) -> Array:
         else:
             kept = sizes
         kept = np.where(kept < MAX_EXPONENT, kept, MAX_EXPONENT)
-        padded = np.full(-(-len(kept) // COLUMNS) * COLUMNS, MAX_EXPONENT)
+        padded = np.full(-(-len(kept) // VECTOR_FLOATS) * VECTOR_FLOATS, MAX_EXPONENT)
         padded[: len(kept)] = kept
-        products = (padded * exponential(padded)).reshape(-1, COLUMNS).astype(np.float64)
-        sums = np.cumsum(np.vstack([np.zeros(COLUMNS), products]), axis=0)[-1]
+        products = (padded * exponential(padded)).reshape(-1, VECTOR_FLOATS).astype(np.float64)
+        sums = np.cumsum(np.vstack([np.zeros(VECTOR_FLOATS), products]), axis=0)[-1]
         total = np.cumsum(np.append(0.0, sums))[-1]
         if len(kept) < top < width:  # the others are all equal
             total += (

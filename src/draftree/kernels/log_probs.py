@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.kernels.entropy import COLUMNS, MAX_EXPONENT, exponential
+from draftree.kernels.entropy import MAX_EXPONENT, VECTOR_FLOATS, exponential
 from draftree.kernels.log_exp import log
 from draftree.kernels.topk import likeliest
 from draftree.native import Array, core, native
 from draftree.native.transformer_kernels import thread_count
 
-BLOCK = 8 * COLUMNS
+BLOCK_VALUES = 8 * VECTOR_FLOATS
 """Number of values in a block.
 
 Each column of a block is summed in float32, and the sums of blocks are added in float64.
@@ -36,16 +36,16 @@ def top_log_probs(logits: Array, k: int, threads: int) -> tuple[Array, Array, Ar
     if logits.dtype == np.int16:
         logits = (logits.astype(np.int32) << 16).view(np.float32)
     rows, width = logits.shape
-    padded = np.full((rows, -(-width // BLOCK) * BLOCK), -np.inf, np.float32)
+    padded = np.full((rows, -(-width // BLOCK_VALUES) * BLOCK_VALUES), -np.inf, np.float32)
     padded[:, :width] = logits
     top = padded.max(axis=1, initial=-np.inf, keepdims=True)
     known = np.isfinite(top)
     distances = np.where(known, top, 0) - np.where(known, padded, 0)
     weights = exponential(np.where(distances < MAX_EXPONENT, distances, MAX_EXPONENT))
-    count = padded.shape[1] // BLOCK
-    columns = weights.reshape(rows, count, BLOCK // COLUMNS, COLUMNS)
-    blocks = np.zeros((rows, count, COLUMNS), np.float32)
-    for i in range(BLOCK // COLUMNS):
+    count = padded.shape[1] // BLOCK_VALUES
+    columns = weights.reshape(rows, count, BLOCK_VALUES // VECTOR_FLOATS, VECTOR_FLOATS)
+    blocks = np.zeros((rows, count, VECTOR_FLOATS), np.float32)
+    for i in range(BLOCK_VALUES // VECTOR_FLOATS):
         blocks = blocks + columns[:, :, i]
     sums = np.cumsum(blocks, axis=1, dtype=np.float64)[:, -1]
     total = np.cumsum(sums, axis=1)[:, -1]

@@ -51,7 +51,7 @@ class LayerCall:
 
 
 @dataclass
-class Kind:
+class LayerKind:
     """Describe a kind of layer and its batch-invariant forward.
 
     Attributes:
@@ -87,7 +87,7 @@ class BatchInvariantRunner:
     """
 
     def __init__(self, decoder: Decoder, known: Mapping[str, Widths | None] = {}) -> None:
-        self.kinds: dict[str, Kind] = {}
+        self.kinds: dict[str, LayerKind] = {}
         self.runner: ModelRunner = decoder.runner
         if decoder.native_kinds:
             return
@@ -100,7 +100,7 @@ class BatchInvariantRunner:
                 module, nn.Embedding
             ):
                 unknown = self.kinds.setdefault(
-                    type(module).__name__, Kind(None, module.forward, module.forward, ())
+                    type(module).__name__, LayerKind(None, module.forward, module.forward, ())
                 )
                 unknown.count += 1
             elif "rope_type" in vars(module):
@@ -155,7 +155,7 @@ class BatchInvariantRunner:
                 if many
                 else _make_invariant_forward(vars(module).get("forward"), found),
             )
-        self.kinds.setdefault(name, Kind(found, own, ours, seen.args)).count += 1
+        self.kinds.setdefault(name, LayerKind(found, own, ours, seen.args)).count += 1
 
     @property
     def widths(self) -> dict[str, Widths | None]:

@@ -67,7 +67,7 @@ class KernelRMSNorm(Replacement):
         """Return each vector divided by its root mean square, times the weight."""
         weight = self._parameters["weight"]
         assert weight is not None
-        if not _plain(rows, weight):
+        if not _kernels_can_read(rows, weight):
             stock: Tensor = self.replaced(rows)
             return stock
         return transformer_kernels.rms_norm(rows, weight, self._epsilon)
@@ -80,12 +80,16 @@ class KernelMLP(Replacement):
     def forward(self, rows: Tensor) -> Tensor:
         """Return the outputs […, D] for inputs […, D]."""
         gate, up = self.gate_proj(rows), self.up_proj(rows)
-        gated = transformer_kernels.swiglu(gate, up) if _plain(gate, up) else self.act_fn(gate) * up
+        gated = (
+            transformer_kernels.swiglu(gate, up)
+            if _kernels_can_read(gate, up)
+            else self.act_fn(gate) * up
+        )
         out: Tensor = self.down_proj(gated)
         return out
 
 
-def _plain(*tensors: Tensor) -> bool:
+def _kernels_can_read(*tensors: Tensor) -> bool:
     """Return whether kernels may read the memory of tensors, and no gradient is needed."""
     dtype, grad = tensors[0].dtype, torch.is_grad_enabled()
     for t in tensors:  # called a hundred times in a pass
@@ -132,7 +136,7 @@ def replace_modules(
     if unfit or own is None or own.device.type != "cpu" or own.dtype not in DTYPES:
         return
     agreed: dict[Any, bool] = {}
-    for parent, name, child in children(model, but):
+    for parent, name, child in named_submodules(model, but):
         if (make := _kernel_for(child)) is None:
             continue
         shapes = ((tuple(p.shape), p.dtype) for p in child.parameters())
@@ -144,7 +148,7 @@ def replace_modules(
             setattr(parent, name, ours)
 
 
-def children(
+def named_submodules(
     model: nn.Module, but: Container[nn.Module] = ()
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Yield (parent, name, submodule) for a model's submodules, except inside excluded modules."""

@@ -28,7 +28,7 @@ InputTensors = Mapping[str, Tensor]
 OutputTensors = tuple[Tensor, ...]
 """The outputs of a pass: logits, followed by the requested hidden states."""
 Pass = Callable[[InputTensors], OutputTensors]
-Record = Callable[[Callable[[], OutputTensors]], tuple[Callable[[], None], OutputTensors]]
+RecordFunction = Callable[[Callable[[], OutputTensors]], tuple[Callable[[], None], OutputTensors]]
 """A function that runs another function once and records it.
 
 It returns a function that replays the recording, and the tensors that receive the results.
@@ -127,7 +127,7 @@ class Graphs(Capture):
 
     def __init__(
         self,
-        record: Record | None = None,
+        record: RecordFunction | None = None,
         name: str = "the target",
         tally: RecordingCounter | None = None,
     ) -> None:

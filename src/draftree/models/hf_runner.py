@@ -33,7 +33,7 @@ from draftree.models.graph_capture import (
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.llama_gpu_layers import LlamaLayers
 from draftree.models.padded_pass import run_pass
-from draftree.models.recurrent.cache_probe import Recorder, StoredShapes
+from draftree.models.recurrent.cache_probe import ShapeRecorder, StoredShapes
 from draftree.models.recurrent.ssm_functions import PassFunctions, dispatch_functions, use_functions
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.supported_architectures import (
@@ -110,7 +110,9 @@ class HFRunner(ModelRunner):
         """
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=one.device))
-        recording = use_functions(Recorder(self.config, type(self.model).__name__, self.device))
+        recording = use_functions(
+            ShapeRecorder(self.config, type(self.model).__name__, self.device)
+        )
         with torch.inference_mode(), recording as recorder:
             self.model(input_ids=one, **self._placed(one, mask), **self.cached(recorder))
         return recorder.kept()

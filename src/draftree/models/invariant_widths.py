@@ -30,9 +30,9 @@ A router returns several tensors: its scores and its choices.
 """
 Rows = Callable[[Tensor], Any]
 """An operation on vectors [n, D]."""
-STEPS = (1, 2, 4, 8, 16, 32)
+MULTIPLES = (1, 2, 4, 8, 16, 32)
 """Candidates for the least width and for the multiple to which passes are padded."""
-BLOCKS = (8, 16, 32)
+BLOCK_WIDTHS = (8, 16, 32)
 """Candidates for the width of blocks; passes are split into blocks if padding does not suffice."""
 NARROW_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64)
 WIDE_WIDTHS = (96, 128, 256)
@@ -93,7 +93,7 @@ class Widths:
     def apply(self, operation: Rows, rows: Tensor) -> Any:
         """Return the result of an operation on vectors [n, D], computed at stable widths."""
         if self.most is not None and len(rows) > self.most:
-            return _joined([self.apply(operation, part) for part in rows.split(self.most)])
+            return _concatenate([self.apply(operation, part) for part in rows.split(self.most)])
         more = self.padded(len(rows)) - len(rows)
         return _part(operation(pad_end(rows, 0, more)), 0, len(rows)) if more else operation(rows)
 
@@ -105,7 +105,7 @@ def _part(made: Made, at: int, n: int) -> Made:
     )
 
 
-def _joined(parts: Sequence[Any]) -> Made:
+def _concatenate(parts: Sequence[Any]) -> Made:
     return (
         torch.cat(list(parts))
         if isinstance(parts[0], Tensor)
@@ -151,20 +151,20 @@ def widths(
         ]
         for rows in drawn
     ]
-    free = sorted(itertools.product(STEPS, STEPS), key=lambda pair: (max(pair), pair))
+    free = sorted(itertools.product(MULTIPLES, MULTIPLES), key=lambda pair: (max(pair), pair))
     tried = [
         Widths(least, math.lcm(multiple, at_best.multiple), at_best.most)
         for multiple, least in free
     ]
     alone = cache(
         lambda step: [
-            _joined([operation(rows[at : at + step]) for at in range(0, last, step)])
+            _concatenate([operation(rows[at : at + step]) for at in range(0, last, step)])
             for rows in drawn
         ]
     )
     for found in (
         *tried,
-        *(Widths(1, block, block) for block in BLOCKS if block % at_best.multiple == 0),
+        *(Widths(1, block, block) for block in BLOCK_WIDTHS if block % at_best.multiple == 0),
     ):
         pairs = list(zip(alone(found.padded(1)), seen, drawn, strict=True))
         if all(

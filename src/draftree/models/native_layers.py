@@ -36,7 +36,7 @@ from draftree.tree import Ints
 
 FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 """Parts of a layer: up to storing keys and values; from attention on; or both."""
-UNIT = 32
+BLOCK_OUTPUTS = 32
 """Number of outputs in a block: blocks of the gate and of the up projection alternate in memory."""
 
 
@@ -196,13 +196,13 @@ class NativeLayer:
         prepared = prepared or isinstance(module.input_layernorm, nn.Identity)
         self.record = transformer_kernels.core.Layer(
             input_norm=norm_record(None if prepared else module.input_layernorm),
-            qkv=self._linear(_joined, *first),
+            qkv=self._linear(_concatenate, *first),
             q_norm=norm_record(getattr(attention, "q_norm", None)),
             k_norm=norm_record(getattr(attention, "k_norm", None)),
-            o_proj=self._linear(_joined, attention.o_proj),
+            o_proj=self._linear(_concatenate, attention.o_proj),
             post_norm=norm_record(module.post_attention_layernorm),
             gate_up=self._linear(_alternating, *gates, pieces=2 // len(gates)),
-            down=self._linear(_joined, mlp.down_proj),
+            down=self._linear(_concatenate, mlp.down_proj),
         )
 
     @property
@@ -330,13 +330,13 @@ def norm_record(norm: Any) -> Any:
     return transformer_kernels.core.Norm(address(norm.weight), epsilon(norm))
 
 
-def _joined(dim: int, *parts: Tensor) -> Tensor:
+def _concatenate(dim: int, *parts: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _alternating(dim: int, *parts: Tensor) -> Tensor:
-    """Join tensors along a dimension so that blocks of `UNIT` outputs of each alternate."""
-    units = [part.unflatten(dim, (-1, UNIT)) for part in parts]
+    """Join tensors along a dimension so that blocks of `BLOCK_OUTPUTS` outputs of each alternate."""
+    units = [part.unflatten(dim, (-1, BLOCK_OUTPUTS)) for part in parts]
     return torch.stack(units, dim + 1).flatten(dim, dim + 2)
 
 
@@ -360,7 +360,7 @@ def fits(module: Any) -> bool:
         return False
     widths = [getattr(attention, "head_dim", None), mlp.down_proj.in_features]
     widths += (x.out_features for x in found)
-    return all(isinstance(w, int) and w % UNIT == 0 for w in widths)
+    return all(isinstance(w, int) and w % BLOCK_OUTPUTS == 0 for w in widths)
 
 
 @torch.inference_mode()

@@ -82,7 +82,7 @@ def double_to_power_of_two(count: int) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeviceGrowth:
     """Describes how trees grow on the device, without the host.
 
     Of equal candidates or nodes, those with lower numbers are chosen.
@@ -194,7 +194,7 @@ class GrowStep:
         recorded: how tokens are chosen.
     """
 
-    plan: Plan
+    plan: DeviceGrowth
     layer: int
     recorded: TokenChoice = LIKELIEST
 
@@ -252,7 +252,7 @@ class Ranks:
     Objects with equal plans are equal, which bound methods are not.
     """
 
-    plan: Plan
+    plan: DeviceGrowth
 
     def __call__(self, nodes: Nodes) -> Tensor:
         return self.plan.rank(nodes)
@@ -260,7 +260,7 @@ class Ranks:
 
 @torch.inference_mode()
 def grow(
-    plan: Plan,
+    plan: DeviceGrowth,
     layers: Layers,
     roots: Ints,
     depth: Ints,

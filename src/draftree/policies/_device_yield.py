@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.kernels.tree_growth import Curve, between
-from draftree.policies._device_growth import Plan, top_indices
+from draftree.policies._device_growth import DeviceGrowth, top_indices
 from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Floats
 
@@ -46,7 +46,7 @@ class Prices:
 
 @final
 @dataclass(frozen=True)
-class YieldPlan(Plan):
+class YieldPlan(DeviceGrowth):
     """Plans a tree of nodes whose expected tokens are worth their time.
 
     Attributes:

@@ -20,7 +20,7 @@ from draftree.policies.base import Expand, Policy, append, fit
 from draftree.tree import AcceptResult, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
-CERTAIN = 1e-4
+MIN_DISTANCE = 1e-4
 """Smallest distance from 0 and 1 to which q is clipped."""
 PRIOR_ACCEPTANCE = Logistic.around(0, 1, prior=10.0)
 """Estimate of acceptance before the first verification: q itself."""
@@ -82,5 +82,5 @@ class Adaptive(Policy):
 
 def _features(log_q: Floats) -> Floats:
     """Return the features […, 2] of q […]: 1 and the log-odds of q."""
-    q = np.clip(np.exp(log_q), CERTAIN, 1 - CERTAIN)
+    q = np.clip(np.exp(log_q), MIN_DISTANCE, 1 - MIN_DISTANCE)
     return np.stack((np.ones_like(q), np.log(q / (1 - q))), axis=-1)

@@ -16,7 +16,7 @@ from typing_extensions import override
 from draftree.costs.curves import Costs
 from draftree.kernels.tree_growth import CandidateTable, appended, leading, leading_of_layer
 from draftree.metrics import Work
-from draftree.policies._device_growth import Outlook, Plan
+from draftree.policies._device_growth import DeviceGrowth, Outlook
 from draftree.tree import (
     AcceptResult,
     Bools,
@@ -44,7 +44,7 @@ entropy is 0, and `SAME_SOURCE` that all candidates have the same drafter.
 """
 
 
-class Search(ABC):
+class RetrievalExpand(ABC):
     """An `Expand` with further methods for candidates that need no forward pass."""
 
     @abstractmethod
@@ -102,11 +102,11 @@ class Policy(Part, ABC):
         return False
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> DeviceGrowth | None:
         """Return the plan of the trees if their shape is fixed; by default None."""
         return None
 
-    def plan_step(self, outlook: Outlook) -> Plan | None:
+    def plan_step(self, outlook: Outlook) -> DeviceGrowth | None:
         """Return a plan by which the trees of `draft` grow on the device, without the host.
 
         Return None if that is not possible.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.policies._device_growth import Plan
+from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.target.device_tree import Nodes
 from draftree.tree import Candidates, Ints, Tree
@@ -26,7 +26,7 @@ from draftree.utils.validated_dataclass import Presets, knob
 
 @final
 @dataclass(frozen=True)
-class BeamPlan(Plan):
+class BeamPlan(DeviceGrowth):
     """Plans trees in which only paths to a sequence's last layer are verified."""
 
     @override
@@ -65,8 +65,8 @@ class Beam(Layered):
 
     @property
     @override
-    def plan(self) -> Plan:
-        kind = BeamPlan if self.survivors else Plan
+    def plan(self) -> DeviceGrowth:
+        kind = BeamPlan if self.survivors else DeviceGrowth
         return kind(self.depth, self.width, layer=self.width)
 
     @override

@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 from typing_extensions import override
 
-from draftree.policies._device_growth import Plan
+from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Layered, append
 from draftree.tree import Candidates, Ints, Tree
 from draftree.utils.validated_dataclass import knob
@@ -29,8 +29,8 @@ class Chain(Layered):
 
     @property
     @override
-    def plan(self) -> Plan:
-        return Plan(self.length, 1)
+    def plan(self) -> DeviceGrowth:
+        return DeviceGrowth(self.length, 1)
 
     @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

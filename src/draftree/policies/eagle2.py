@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.policies._device_growth import Plan
+from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
@@ -66,11 +66,11 @@ class EAGLE2(Policy):
 
     @property
     @override
-    def plan(self) -> Plan | None:
+    def plan(self) -> DeviceGrowth | None:
         if not self.rerank or self.rank_by != "value":
             return None
         confidence = self.expand_by == "confidence"
-        return Plan(
+        return DeviceGrowth(
             self.depth, self.width, frontier=self.width, confidence=confidence, nodes=self.kept
         )
 

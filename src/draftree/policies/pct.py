@@ -15,7 +15,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.policies._device_growth import Outlook, Plan, double_to_power_of_two, top_indices
+from draftree.policies._device_growth import (
+    DeviceGrowth,
+    Outlook,
+    double_to_power_of_two,
+    top_indices,
+)
 from draftree.policies.base import Layered, append, log, path_log_q
 from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Candidates, Floats, Ints, Tree
@@ -24,7 +29,7 @@ from draftree.utils.validated_dataclass import knob
 
 @final
 @dataclass(frozen=True)
-class PCTPlan(Plan):
+class PCTPlan(DeviceGrowth):
     """Plans trees that keep nodes above one value, and expand nodes above a larger value.
 
     Attributes:
@@ -102,7 +107,7 @@ class PCT(Layered):
     def candidates(self) -> int:
         return self.width
 
-    def plan_step(self, outlook: Outlook) -> Plan | None:
+    def plan_step(self, outlook: Outlook) -> DeviceGrowth | None:
         """Return a plan for the same trees within fixed bounds, for the device.
 
         The bounds follow from the thresholds: the values of a layer sum to at most 1, so that few

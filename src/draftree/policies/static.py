@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from draftree.costs.curves import Costs
 from draftree.errors import UnknownName, UserError, format_value
-from draftree.policies._device_growth import Plan
+from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Expand, Policy, append
 from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Floats, Ints, Tree, TreeBudget
@@ -34,7 +34,7 @@ SHIPPED = Path(__file__).with_name("trees.json")
 
 @final
 @dataclass(frozen=True)
-class Paths(Plan):
+class Paths(DeviceGrowth):
     """Plans trees whose paths are given by ranks.
 
     Attributes:
@@ -131,7 +131,7 @@ class Static(Policy):
 
     @property
     @override
-    def plan(self) -> Plan:
+    def plan(self) -> DeviceGrowth:
         return Paths(self.deepest, self.children.shape[1], name=self.paths, children=self.children)
 
     @override

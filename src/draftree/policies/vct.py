@@ -5,7 +5,7 @@ from typing import final
 
 from typing_extensions import override
 
-from draftree.policies._device_growth import Plan
+from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 from draftree.utils.validated_dataclass import knob
@@ -41,8 +41,8 @@ class VCT(Layered):
 
     @property
     @override
-    def plan(self) -> Plan:
-        return Plan(self.depth, self.width, layer=self.layer_top)
+    def plan(self) -> DeviceGrowth:
+        return DeviceGrowth(self.depth, self.width, layer=self.layer_top)
 
     @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

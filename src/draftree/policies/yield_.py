@@ -32,9 +32,9 @@ from draftree.kernels.tree_growth import (
 )
 from draftree.metrics import Work
 from draftree.online_logistic import Logistic
-from draftree.policies._device_growth import Outlook, Plan
+from draftree.policies._device_growth import DeviceGrowth, Outlook
 from draftree.policies._device_yield import Prices, YieldPlan
-from draftree.policies.base import ZEROS, Expand, Policy, Search, append, best, fit, top
+from draftree.policies.base import ZEROS, Expand, Policy, RetrievalExpand, append, best, fit, top
 from draftree.tree import AcceptResult, Bools, Candidates, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
 
@@ -67,7 +67,7 @@ end after as few passes as one alone.
 """
 UNREAD_ENTROPY = -1.0
 """Stands for the entropy of a q that has not been computed."""
-CERTAIN = 1e-4
+MIN_DISTANCE = 1e-4
 """Smallest distance from 0 and 1 to which draft probabilities are clipped."""
 SUCCESS_PRIOR_WEIGHT, RETRIEVAL_PRIOR_WEIGHT = 2.0, -2.5
 """Prior weights in the log-odds that the model's own draft is accepted.
@@ -76,9 +76,9 @@ SUCCESS_PRIOR_WEIGHT, RETRIEVAL_PRIOR_WEIGHT = 2.0, -2.5
 recent success itself. `RETRIEVAL_PRIOR_WEIGHT` is the weight of the share of a node's value that retrieval has
 already found.
 """
-NONE = np.zeros((0, 0), np.int64)
+NO_SOURCES = np.zeros((0, 0), np.int64)
 """Stands for the sources of candidates that all have the same source."""
-NO_HITS = RetrievalNote(np.zeros(0, np.int64), np.zeros(0), NONE)
+NO_HITS = RetrievalNote(np.zeros(0, np.int64), np.zeros(0), NO_SOURCES)
 """Note of a tree in which no node with retrieval hits was expanded by a model."""
 PRIOR_ACCEPTANCE = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 """Initial estimate of the acceptance of drafts: q itself."""
@@ -186,7 +186,7 @@ class Yield(Policy):
     ) -> Tree:
         budget, search = (
             _Budget.of(costs, tree.roots, memory),
-            expand if isinstance(expand, Search) else None,
+            expand if isinstance(expand, RetrievalExpand) else None,
         )
         searches = search is not None and search.searches
         due = budget.due(memory, self.probe)
@@ -255,7 +255,7 @@ class Yield(Policy):
                 tree = guesses.beside(tree, likely, chosen, below > least)
         return fit(replace(budget.selected(tree, probing), notes=_join_notes(notes)), room.nodes)
 
-    def plan_step(self, outlook: Outlook) -> Plan | None:
+    def plan_step(self, outlook: Outlook) -> DeviceGrowth | None:
         """Return the plan that grows the same trees on the device, within bounds.
 
         It is None if nothing is to be drafted. A plan of one layer is a probe, which measures
@@ -284,7 +284,7 @@ class Yield(Policy):
             nodes=outlook.large,
             first=tree.row[chosen],
             ahead=MAX_LOOKAHEAD_NODES,
-            certain=CERTAIN,
+            certain=MIN_DISTANCE,
             probing=probing,
             prices=prices,
         )
@@ -538,16 +538,16 @@ def _guesses(
     if (
         read and candidates.confidence is not None
     ):  # a head that was trained to predict acceptance is more informative
-        entropy = -np.log(np.maximum(candidates.confidence, CERTAIN))
+        entropy = -np.log(np.maximum(candidates.confidence, MIN_DISTANCE))
     weights = memory.calibration(candidates.source).weights[None]
     if sources is None:
-        sources = NONE
+        sources = NO_SOURCES
     else:
         weights = memory.weights(int(sources.max(initial=0)) + 1)
     log_q = np.ascontiguousarray(candidates.log_q)  # the kernel needs this layout
     return _Guesses(
         candidates,
-        *values(log_q, sources, weights, entropy, frontier, tree.depth, tree.score, CERTAIN),
+        *values(log_q, sources, weights, entropy, frontier, tree.depth, tree.score, MIN_DISTANCE),
     )
 
 
@@ -564,7 +564,12 @@ def _value_hits(
 
 
 def _append_all_hits(
-    search: Search | None, tree: Tree, frontier: Ints, k: int, deepest: Ints, memory: Learned
+    search: RetrievalExpand | None,
+    tree: Tree,
+    frontier: Ints,
+    k: int,
+    deepest: Ints,
+    memory: Learned,
 ) -> Tree | None:
     """Return the tree with all retrieval hits below the given nodes, of all layers at once.
 
@@ -590,7 +595,7 @@ def _update_acceptance(
     """
     whole = tree.whole or tree
     nodes, x, right = calibration_examples(
-        tree.nodes, accepted, verdict.bonus, whole.nodes, CERTAIN
+        tree.nodes, accepted, verdict.bonus, whole.nodes, MIN_DISTANCE
     )
     calibrated, source = dict(memory.acceptance), whole.source[nodes]
     for each in set(source.tolist()):

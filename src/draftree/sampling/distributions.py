@@ -15,7 +15,7 @@ from transformers import LogitsProcessor
 
 from draftree.errors import NotANumber, UserError
 from draftree.kernels.topk import largest
-from draftree.sampling.logits_processors import TENSORS, named
+from draftree.sampling.logits_processors import TENSORS, processor_name
 from draftree.sampling.warpers import WARPERS, apply_warpers
 from draftree.tree import Ints
 from draftree.utils.hardware import to_device
@@ -176,14 +176,14 @@ class Distributions:
         """
         steps, ids = self._processors(node), self._text(node)
         who, did = (
-            f"one of the processors {', '.join(map(named, steps))}",
+            f"one of the processors {', '.join(map(processor_name, steps))}",
             "leaves no finite score",
         )  # used if a processor counts its calls
         for step, scores in zip(
             steps, islice(stages(self.raw(node), steps, ids), 1, None), strict=True
         ):
             if not math.isfinite(best := float(scores.max())):
-                who = f"processor {named(step)}"
+                who = f"processor {processor_name(step)}"
                 did = "forbids every token" if best == -math.inf else f"makes the best score {best}"
                 break
         told = (

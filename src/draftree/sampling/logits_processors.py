@@ -32,7 +32,7 @@ class WrappedProcessor(LogitsProcessor):
     inner: LogitsProcessor
 
 
-def named(processor: LogitsProcessor) -> str:
+def processor_name(processor: LogitsProcessor) -> str:
     """Return the name of a processor's class for messages."""
     while isinstance(processor, WrappedProcessor):
         processor = processor.inner

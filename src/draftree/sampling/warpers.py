@@ -29,7 +29,7 @@ from draftree.kernels.log_exp import exp
 from draftree.sampling import devices
 from draftree.tree import Bools, Floats
 
-UNIT = 2.0**43
+LARGEST_WEIGHT = 2.0**43
 """The integer weight of the likeliest token; a million tokens of this weight fit into an int64."""
 NEGLIGIBLE = -40.0
 """Log probability, relative to the likeliest token's, from which on the integer weight is 0."""
@@ -83,7 +83,7 @@ class TopP(TopPLogitsWarper):
         """
         best = scores.amax(dim=-1, keepdim=True)
         distance = (scores.double() - best.double()).masked_fill(~best.isfinite(), 0.0)
-        weights = (exp(distance.clamp(min=NEGLIGIBLE)) * UNIT).long()
+        weights = (exp(distance.clamp(min=NEGLIGIBLE)) * LARGEST_WEIGHT).long()
         total = weights.sum(dim=-1, keepdim=True)
         order = scores.sort(dim=-1, descending=True, stable=True).indices
         weights = weights.gather(-1, order)
@@ -102,7 +102,7 @@ class TopP(TopPLogitsWarper):
         best, out = scores.max(), np.zeros(len(scores), np.bool_)
         if not np.isfinite(best):
             return out
-        weights = (exp(np.maximum(scores - best, NEGLIGIBLE)) * UNIT).astype(np.int64)
+        weights = (exp(np.maximum(scores - best, NEGLIGIBLE)) * LARGEST_WEIGHT).astype(np.int64)
         total = weights.sum()
         limit = int(np.float64(total) * (1.0 - self.top_p))
         likely = weights > limit // len(scores)  # the others have at most the limit together

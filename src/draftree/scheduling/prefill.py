@@ -89,7 +89,7 @@ class PromptReader:
             self.shared += 1
             self._take(events)
         else:
-            read = loop.read(parts, rows, chunks)
+            read = loop.read_chunks(parts, rows, chunks)
         if read is not None:
             tokens = sum(len(chunk.tokens) for chunk in chunks)
             self.sizes.read(tokens, time.perf_counter() - start, beside=running)

@@ -21,7 +21,7 @@ from draftree.target.target import HiddenStates, Target
 
 
 @dataclass(eq=False)
-class Block:
+class PromptBlock:
     """Store the target's keys, values and hidden states of one block of prompt tokens.
 
     Attributes:
@@ -33,7 +33,7 @@ class Block:
         used: time of the last use, as a count of calls.
     """
 
-    parent: "Block | None"
+    parent: "PromptBlock | None"
     tokens: tuple[int, ...]
     pages: Pages
     hidden: dict[int, Tensor]
@@ -52,7 +52,7 @@ class PrefixStore:
     def __init__(self, size: int) -> None:
         self._size = size
         self._blocks: dict[
-            tuple[int, tuple[int, ...]], Block
+            tuple[int, tuple[int, ...]], PromptBlock
         ] = {}  # by the parent's identity and the tokens
         self._clock = count(1)
 
@@ -61,13 +61,13 @@ class PrefixStore:
         """Return the number of stored tokens."""
         return self._size * len(self._blocks)
 
-    def find(self, prompt: Sequence[int]) -> list[Block]:
+    def find(self, prompt: Sequence[int]) -> list[PromptBlock]:
         """Return the stored blocks with which a prompt begins, in order.
 
         The last token of the prompt is never included, because the target has to compute its
         logits.
         """
-        found: list[Block] = []
+        found: list[PromptBlock] = []
         parent, now = None, next(self._clock)
         for start in range(0, len(prompt) - self._size, self._size):
             block = self._blocks.get((id(parent), tuple(prompt[start : start + self._size])))
@@ -122,7 +122,7 @@ class PrefixStore:
                     layer: h.clone()
                     for layer, h in hidden_states.take(mine[start:stop]).hidden.items()
                 }
-                block = Block(parent, tokens, cache.copied(row, start, stop), hidden)
+                block = PromptBlock(parent, tokens, cache.copied(row, start, stop), hidden)
                 self._blocks[id(parent), tokens] = block
                 if parent is not None:
                     parent.children += 1

@@ -8,7 +8,7 @@ from draftree.request import Logprob
 from draftree.serving.metrics import RequestFigures
 from draftree.serving.reasoning import ReasoningSplitter
 from draftree.serving.request_models import FunctionTool
-from draftree.serving.tool_calls import Call, CallPiece, ForcedCall, may_be_call, read_calls
+from draftree.serving.tool_calls import CallPiece, ForcedCall, ToolCall, may_be_call, read_calls
 from draftree.text.completion import Token
 from draftree.viewer.token_text import Spellings
 
@@ -56,7 +56,7 @@ class AnswerText:
     forced: ForcedCall | None = None
     content: str = ""
     reasoning: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     figures: RequestFigures = field(default_factory=RequestFigures)
@@ -75,7 +75,7 @@ class AnswerText:
         if self.forced is not None:
             gained, words = self.forced.add(words), ""
             if ending is not None and self.forced.name is not None:
-                self.calls = (Call(self.forced.name, self.forced.arguments),)
+                self.calls = (ToolCall(self.forced.name, self.forced.arguments),)
         else:
             gained, words = self._told(words, ending is not None)
         if ending is not None:
@@ -103,7 +103,7 @@ class AnswerText:
         ), ""
 
 
-def finish_reason(ending: str, calls: Sequence[Call]) -> FinishReason:
+def finish_reason(ending: str, calls: Sequence[ToolCall]) -> FinishReason:
     """Return the reason for the end of a text by its name in OpenAI's API."""
     if ending in ("length", "context"):
         return "length"

@@ -42,7 +42,7 @@ from draftree.viewer.layout import GAP, HEIGHT, PAD
 
 LOG = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "playground"
-FILES = {
+PAGE_FILES = {
     "style.css": (PAGE / "style.css", "text/css"),
     "app.js": (PAGE / "app.js", "text/javascript"),
     "tree.css": (HOME / "tree.css", "text/css"),
@@ -145,7 +145,7 @@ async def answered(answer: Answer, request: Request, stream: bool | None = None)
     If the client disconnects, the generation is cancelled. `stream` replaces the field of the same
     name in the request's body.
     """
-    log(answer, request)
+    log_request(answer, request)
     if answer.body.stream if stream is None else stream:
         return StreamingResponse(
             pinged(events(answer)),
@@ -223,7 +223,7 @@ async def disconnected(request: Request) -> None:
         pass
 
 
-def log(answer: Answer, request: Request) -> None:
+def log_request(answer: Answer, request: Request) -> None:
     """Log a request; its text is logged only if `log_prompts` is set."""
     speculative = answer.job.work.speculative
     how = "without drafts" if speculative.plain else f"{speculative.drafter}, {speculative.policy}"
@@ -338,9 +338,9 @@ def add_playground(app: FastAPI, state: ServerState) -> None:
     async def file(name: str) -> Response:
         if name == "config.json":
             return JSONResponse(playground_config(state))
-        if name not in FILES:
+        if name not in PAGE_FILES:
             raise ApiError(404, f"there is nothing at /playground/{name[:80]}")
-        path, kind = FILES[name]
+        path, kind = PAGE_FILES[name]
         return FileResponse(path, media_type=kind)
 
 

@@ -14,7 +14,7 @@ from draftree.serving.metrics import RequestFigures, merged
 from draftree.serving.request_models import Metrics as DeviceReport
 from draftree.serving.request_models import Sampled
 from draftree.serving.state import Prepared, ServerState
-from draftree.serving.tool_calls import Call, CallPiece
+from draftree.serving.tool_calls import CallPiece, ToolCall
 from draftree.serving.worker import Job, TextUpdate
 
 DONE_EVENT = "[DONE]"
@@ -245,7 +245,7 @@ class CompletionAnswer(Answer):
         return self.head(self.piece) | {"choices": [choice], **more}
 
 
-def tool_call(call: Call) -> dict[str, Any]:
+def tool_call(call: ToolCall) -> dict[str, Any]:
     """Return a tool call in the form of OpenAI's API, with a new id."""
     return {
         "id": new_id("call"),
@@ -261,7 +261,7 @@ def call_piece(piece: CallPiece) -> dict[str, Any]:
     """
     if piece.name is None:
         return {"index": piece.index, "function": {"arguments": piece.arguments}}
-    return {"index": piece.index} | tool_call(Call(piece.name, piece.arguments))
+    return {"index": piece.index} | tool_call(ToolCall(piece.name, piece.arguments))
 
 
 def request_metrics(

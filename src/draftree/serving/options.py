@@ -11,7 +11,7 @@ from draftree.utils.validated_dataclass import Knobs, is_list_of, knob, text
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 """Host names that a browser may use for a server on a loopback address."""
-TEXTS = ("texts of at least one character", lambda value: is_list_of(value, text))
+TEXTS_RULE = ("texts of at least one character", lambda value: is_list_of(value, text))
 BATCHING = SchedulerOptions()
 SHORTEST_KEY = 8
 """Least number of characters in an API key."""
@@ -75,11 +75,11 @@ class ServeOptions(Knobs):
 
     host: str = knob("127.0.0.1", rule=("a host name or address", text))
     port: int = knob(8000, least=0, most=65_535)
-    api_keys: tuple[str, ...] = knob((), rule=TEXTS)
+    api_keys: tuple[str, ...] = knob((), rule=TEXTS_RULE)
     open_to_network: bool = False
     model_name: str = knob("draftree", rule=("a text of at least one character", text))
-    allowed_drafters: tuple[str, ...] = knob((), rule=TEXTS)
-    allowed_policies: tuple[str, ...] = knob((), rule=TEXTS)
+    allowed_drafters: tuple[str, ...] = knob((), rule=TEXTS_RULE)
+    allowed_policies: tuple[str, ...] = knob((), rule=TEXTS_RULE)
     batching: SchedulerOptions = BATCHING
     log_prompts: bool = False
     limits: Limits = Limits()

@@ -52,7 +52,7 @@ def plain_message(message: Message, place: int) -> dict[str, Any]:
     content = (
         message.content
         if isinstance(message.content, str)
-        else joined(message.content or [], where)
+        else join_texts(message.content or [], where)
     )
     calls = [
         {
@@ -90,7 +90,7 @@ def arguments(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def joined(parts: Sequence[ContentPart], where: str) -> str:
+def join_texts(parts: Sequence[ContentPart], where: str) -> str:
     """Return the joined texts of the parts of a message's content.
 
     Raises:
@@ -141,7 +141,7 @@ def messages_of_input(
             content = (
                 said["content"]
                 if isinstance(said["content"], str)
-                else joined(said["content"], f"{where}.content")
+                else join_texts(said["content"], f"{where}.content")
             )
             found.append({"role": said["role"], "content": content})
     if not found:

@@ -26,7 +26,7 @@ CALL_OPENINGS = ("<tool_call>", "<|python_tag|>", "```json", "```\n{", "{", "[")
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """Store a tool call: the name of the function, and its arguments as JSON text."""
 
     name: str
@@ -127,7 +127,7 @@ def may_be_call(text: str) -> bool:
     return any(begun.startswith(opening) or opening.startswith(begun) for opening in CALL_OPENINGS)
 
 
-def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[Call]:
+def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[ToolCall]:
     """Return the tool calls of which a text consists; empty if it is an answer in words."""
     known = {tool.name for tool in tools}
     body = text.strip().removeprefix("<|python_tag|>").strip()
@@ -148,15 +148,15 @@ def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[Call]:
     return calls
 
 
-def read_call(value: Any, known: set[str]) -> Call | None:
+def read_call(value: Any, known: set[str]) -> ToolCall | None:
     """Return the tool call in a JSON value; None if it does not call a known function."""
     if not isinstance(value, dict) or value.get("name") not in known:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        return Call(value["name"], arguments)
+        return ToolCall(value["name"], arguments)
     return (
-        Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+        ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
         if isinstance(arguments, dict)
         else None
     )

@@ -128,7 +128,7 @@ class Job:
 
 
 @dataclass
-class Text:
+class TextState:
     """Store the state of one text that an engine generates."""
 
     job: Job
@@ -143,7 +143,7 @@ class Lane:
     """Store an engine, and a map from handles to the texts that the engine generates."""
 
     engine: Engine
-    texts: dict[Any, Text] = field(default_factory=dict)
+    texts: dict[Any, TextState] = field(default_factory=dict)
 
 
 @final
@@ -293,7 +293,7 @@ class Worker:
         try:
             lane = self._lane(job.work.speculative)
             for index, request in enumerate(job.work.requests):
-                text = Text(job, index, self._watch(job), now)
+                text = TextState(job, index, self._watch(job), now)
                 lane.texts[lane.engine.submit(request, stops=job.work.stops)] = text
         except DraftreeError as error:
             self._drop(job)
@@ -359,7 +359,7 @@ class Worker:
                 del lane.texts[event.handle]
                 self._metrics.finished.labels(event.emitted.ending).inc()
 
-    def _tell(self, text: Text, emitted: Emitted, tokens: list[Token]) -> None:
+    def _tell(self, text: TextState, emitted: Emitted, tokens: list[Token]) -> None:
         """Count the new tokens of a text, and post them as an update."""
         now, figures = time.monotonic(), text.job.figures[text.index]
         first, text.started = not text.started, True

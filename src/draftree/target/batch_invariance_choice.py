@@ -32,7 +32,7 @@ from draftree.utils.hardware import has_float64, machine, measurement_path, time
 
 HALF = (torch.bfloat16, torch.float16)
 """Dtypes in which two tokens often have almost equal probabilities."""
-CONTEXT, MAX_DEFAULT_SLOWDOWN, MAX_PROBE_SECONDS = 256, 0.02, 2.0
+PROBE_CONTEXT, MAX_DEFAULT_SLOWDOWN, MAX_PROBE_SECONDS = 256, 0.02, 2.0
 """Context length in tokens at which the cost of batch invariance is measured.
 
 `MAX_DEFAULT_SLOWDOWN` is the largest relative cost at which `bits` is the default. `MAX_PROBE_SECONDS` is the duration of
@@ -103,7 +103,7 @@ def probe_batch_invariance(
     Returns:
         The batch-invariant runner, which is not in use yet, and the findings.
     """
-    about = identity(decoder)
+    about = measurement_key(decoder)
     path = measurement_path("exactness", about)
     before = _stored(path)
     stable = BatchInvariantRunner(decoder, {} if before is None else before.kinds)
@@ -128,7 +128,7 @@ def probe_batch_invariance(
     return stable, found
 
 
-def identity(decoder: Decoder) -> dict[str, str]:
+def measurement_key(decoder: Decoder) -> dict[str, str]:
     """Return a dict of the properties of machine and model on which the findings depend."""
     shapes = "".join(f"{name}{tuple(p.shape)}" for name, p in decoder.model.named_parameters())
     return {
@@ -157,7 +157,7 @@ def price(
     decoder: Decoder,
     stable: BatchInvariantRunner,
     width: int = 1,
-    context: int = CONTEXT,
+    context: int = PROBE_CONTEXT,
     longest: float = MAX_PROBE_SECONDS,
 ) -> float:
     """Return the relative increase of the time of a pass with the batch-invariant runner.

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from draftree.errors import UnknownName, UserError
 
-FOLDER = Path(__file__).with_suffix("")
+TEMPLATES_FOLDER = Path(__file__).with_suffix("")
 
 
-def names() -> tuple[str, ...]:
+def template_names() -> tuple[str, ...]:
     """Return the names of the shipped templates."""
-    return tuple(sorted(p.stem for p in FOLDER.glob("*.jinja")))
+    return tuple(sorted(p.stem for p in TEMPLATES_FOLDER.glob("*.jinja")))
 
 
 def read_template(given: str) -> str:
@@ -23,18 +23,20 @@ def read_template(given: str) -> str:
     Raises:
         UserError: neither exists, or the file is not a template.
     """
-    path = FOLDER / f"{given}.jinja" if given in names() else Path(given)
+    path = TEMPLATES_FOLDER / f"{given}.jinja" if given in template_names() else Path(given)
     if not path.is_file():
-        raise UnknownName("chat template (a file, or the name of a shipped one)", given, names())
+        raise UnknownName(
+            "chat template (a file, or the name of a shipped one)", given, template_names()
+        )
     try:
         text = path.read_text("utf-8")
-        _check(text)
+        _check_template(text)
     except (OSError, UnicodeError, ValueError) as error:
         raise UserError(f"chat template '{given}' cannot be read: {error}") from error
     return text
 
 
-def _check(text: str) -> None:
+def _check_template(text: str) -> None:
     """Refuse a text that is not a Jinja template over `messages`.
 
     Raises:

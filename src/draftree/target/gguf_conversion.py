@@ -46,7 +46,7 @@ REQUIRED_PACKAGES = ("gguf", "accelerate")
 
 PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 """The name of one part of a split file, in llama.cpp's format."""
-BLOCK = re.compile(r"blk\.(\d+)\.")
+LAYER_NAME_PATTERN = re.compile(r"blk\.(\d+)\.")
 """The beginning of the name of a layer's tensor; the group is the layer's index."""
 COUNTS = (
     ".block_count",
@@ -124,7 +124,7 @@ def _converted_folder(
 
     The result is cached, because both weights and tokenizer need it.
     """
-    headers = _check(path, parts)  # before the slow hash of all bytes
+    headers = _read_headers(path, parts)  # before the slow hash of all bytes
     folder = dequantised_folder(parts)
     if not folder.is_dir():
         if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
@@ -157,7 +157,7 @@ def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
     return hashed.hexdigest()
 
 
-def _check(path: Path, parts: Sequence[Path]) -> list[Header]:
+def _read_headers(path: Path, parts: Sequence[Path]) -> list[Header]:
     """Return the headers of files, and refuse headers that do not match each other or the tensors.
 
     Raises:
@@ -271,7 +271,7 @@ def _check_header(
             and not 0 <= value <= most
         ):
             refuse(name, f"at most {most}")
-    blocks = {int(found[1]) for name in tensors if (found := BLOCK.match(name))}
+    blocks = {int(found[1]) for name in tensors if (found := LAYER_NAME_PATTERN.match(name))}
     if (name := f"{arch}.block_count") in header and blocks and header[name] != max(blocks) + 1:
         refuse(name, max(blocks) + 1)
     if (embedding := tensors.get("token_embd.weight")) is not None:

@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_SECONDS = 2.0
 """Seconds within which the hub must accept a connection."""
 REACHABILITY_TTL_SECONDS = 60.0
 """Seconds for which the result of a connection test is reused."""
-FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
+DOWNLOADED_FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
 """Patterns of the files that are downloaded: configs, weights and tokenizers."""
 REVISION_SEPARATOR = "@"
 """Separates a hub id from the requested revision, which is a branch, a tag or a commit."""
@@ -140,4 +140,8 @@ def download_model(name: str) -> Path:
         place = locate_model(repository, revision or None)
         if Path(place).is_dir():
             return Path(place)
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=FILES))
+        return Path(
+            snapshot_download(
+                repository, revision=revision or None, allow_patterns=DOWNLOADED_FILES
+            )
+        )

@@ -23,8 +23,8 @@ AUTO: Literal["auto"] = "auto"
 """The value of a drafter's option that lets this measurement choose the layer to read."""
 MIN_OUTPUT_NORM = 0.1
 """Share of the residual stream's norm below which attention has almost no effect."""
-TEXTS, TOKENS = 8, 512
-"""Number of texts that are read; `TOKENS` is the number of tokens of each."""
+READ_TEXTS, TOKENS_PER_TEXT = 8, 512
+"""Number of texts that are read; `TOKENS_PER_TEXT` is the number of tokens of each."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ def measure_attention(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attendin
 
     Args:
         decoder: a model whose layers consist of one attention and a feed-forward part.
-        texts: token ids of each text; a text is cut to `TOKENS` tokens.
+        texts: token ids of each text; a text is cut to `TOKENS_PER_TEXT` tokens.
 
     Raises:
         UserError: no text has two tokens, or the attention cannot be separated from the rest of a
             layer.
     """
-    most = min(TOKENS, decoder.context)
+    most = min(TOKENS_PER_TEXT, decoder.context)
     fit = [t[:most] for t in texts if len(t) > 1]
     if not fit:
         raise UserError(
             "how much the target's layers attend is measured on texts of at least 2 tokens, and there is none"
         )
-    count = min(TEXTS, len(fit))
+    count = min(READ_TEXTS, len(fit))
     watches = [_Watch(decoder, i) for i in range(len(decoder.layers))]
     with ExitStack() as stack:
         stack.callback(

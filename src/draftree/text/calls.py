@@ -12,10 +12,10 @@ from draftree.aliases.conversions import options_in
 from draftree.data.prompts import is_chat, question
 from draftree.errors import UserError
 
-Call = TypeVar("Call", bound=Callable[..., Any])
+ChatFunction = TypeVar("ChatFunction", bound=Callable[..., Any])
 
 
-def takes_prompt(method: Call) -> Call:
+def takes_prompt(method: ChatFunction) -> ChatFunction:
     """Decorate a method so that it accepts its prompt under other names and an options object.
 
     The prompt may have any of the names that other tools use. The options object follows it. The
@@ -30,14 +30,14 @@ def takes_prompt(method: Call) -> Call:
             options = of_this_model(self, options)
             return await method(self, *prompt_of(name, given, options), **options)
 
-        return cast(Call, awaited)
+        return cast(ChatFunction, awaited)
 
     @wraps(method)
     def call(self: Any, *given: Any, **options: Any) -> Any:
         options = of_this_model(self, options)
         return method(self, *prompt_of(name, given, options), **options)
 
-    return cast(Call, ChatMethod(call) if name == "chat" else call)
+    return cast(ChatFunction, ChatMethod(call) if name == "chat" else call)
 
 
 class ChatMethod:

@@ -32,7 +32,10 @@ MARKS: dict[Origin, str] = {
     "forced": "background: rgba(187, 128, 9, 0.3); border-radius: 2px",
 }
 """CSS styles of text in a notebook by origin; readable on light and dark pages."""
-WORDS: dict[Origin, str] = {"drafted": "drafted and accepted", "forced": "the only token allowed"}
+ORIGIN_NAMES: dict[Origin, str] = {
+    "drafted": "drafted and accepted",
+    "forced": "the only token allowed",
+}
 
 
 def figures(stats: Stats) -> str:
@@ -122,8 +125,8 @@ class Completion(HintingText):
             text = escape("".join(piece for piece, _ in run))
             spans.append(text if style is None else f'<span style="{style}">{text}</span>')
         marks = [
-            f'<span style="{MARKS[origin]}">{WORDS[origin]}</span>'
-            for origin in WORDS
+            f'<span style="{MARKS[origin]}">{ORIGIN_NAMES[origin]}</span>'
+            for origin in ORIGIN_NAMES
             if origin in self.origins
         ]
         legend = " · ".join([*marks, "chosen by the target", figures(self.stats)])

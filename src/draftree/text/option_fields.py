@@ -52,7 +52,7 @@ def _biases(value: Any) -> bool:
 
 BIASES: Rule = "ids or texts of one token, each with a finite number or -inf", optional(_biases)
 IDS: Rule = "ids of at least 0", lambda value: is_list_of(value, is_whole)
-TEXTS: Rule = (
+TEXTS_RULE: Rule = (
     "texts of at least one character",
     lambda value: unicode(value) or is_list_of(value, text),
 )
@@ -108,7 +108,7 @@ class Parameters(Choice, Length):
     )
     bad_words: str | Sequence[str] = penalty(
         (),
-        rule=TEXTS,
+        rule=TEXTS_RULE,
         kind=list[str],
         flag="--bad-word",
         metavar="TEXT",

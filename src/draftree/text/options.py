@@ -171,7 +171,7 @@ class Options(Parameters):
             number,
             steps,
             guides=steps,  # all of them are functions of the text alone
-            forced=_first(rules) if rules else None,
+            forced=_first_forced(rules) if rules else None,
             criteria=tuple(self._criteria(target, len(prompt))),
             logprobs=self.logprobs,
             sampling=self.sampling,
@@ -243,7 +243,7 @@ class Options(Parameters):
             yield MaxTimeCriteria(float(self.max_time))
 
 
-def _first(rules: Sequence[Forced]) -> Forced:
+def _first_forced(rules: Sequence[Forced]) -> Forced:
     """Combine rules for forced tokens into one rule that returns the first forced token."""
     return lambda ids: next((token for rule in rules if (token := rule(ids)) is not None), None)
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.text.option_fields import REPLACEMENT_CHARACTER
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+def decode_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     """Return the text of token ids, without special tokens."""
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -44,7 +44,7 @@ class Decoded:
     def add(self, token: int) -> None:
         """Add a token and decode it."""
         self.ids.append(token)
-        text = decode(self._tokenizer, self.ids[self._from :])
+        text = decode_tokens(self._tokenizer, self.ids[self._from :])
         if not text.startswith(self._again):
             if text.endswith(
                 REPLACEMENT_CHARACTER
@@ -54,13 +54,13 @@ class Decoded:
             self._from = self._to = self.sure = (
                 0  # a decoder that changes what it has written; there is no short way
             )
-            self._again, text = "", decode(self._tokenizer, self.ids)
+            self._again, text = "", decode_tokens(self._tokenizer, self.ids)
         self.text = self.text[: self.sure] + text[len(self._again) :]
         if len(text) > len(self._again) and not text.endswith(REPLACEMENT_CHARACTER):
             self._from = self._to
             self._to = len(self.ids)
             self.sure = len(self.text)
-            self._again = decode(self._tokenizer, self.ids[self._from :])
+            self._again = decode_tokens(self._tokenizer, self.ids[self._from :])
 
 
 @dataclass(frozen=True)

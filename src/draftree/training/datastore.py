@@ -14,7 +14,7 @@ from draftree.data.readers import Skipped
 from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import command, commit
-from draftree.formats.checkpoint import ABOUT, CONFIG
+from draftree.formats.checkpoint import CONFIG, DRAFTREE_ENTRY
 from draftree.registry import parts
 from draftree.target.load_options import Source
 from draftree.target.target import tokenizer_of
@@ -51,7 +51,7 @@ class CorpusFiles:
     skipped: Skipped | None = None
 
 
-def build(
+def create_datastore(
     kind: str,
     corpus: CorpusFiles,
     out: Path,
@@ -119,5 +119,5 @@ def build(
             "version": draftree.__version__,
             "commit": commit(),
         }
-        (folder / CONFIG).write_text(json.dumps({ABOUT: said}, indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps({DRAFTREE_ENTRY: said}, indent=2) + "\n")
     return said

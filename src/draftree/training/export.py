@@ -29,7 +29,7 @@ from draftree.drafters.neural.llama_modules import of_values
 from draftree.drafters.peagle import PEAGLEDrafter
 from draftree.errors import UnknownName, UserError
 from draftree.formats import block_drafters, medusa, speculators
-from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
+from draftree.formats.checkpoint import CONFIG, DRAFTREE_ENTRY, WEIGHTS, Checkpoint
 from draftree.models.causal_lm import Decoder
 from draftree.registry import method_of, names, part, parts
 from draftree.target.hub import download_model, is_hub_id
@@ -46,7 +46,7 @@ from draftree.utils.files import Entries, as_user_error, replace_folder
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors of a checkpoint."""
-MAP = "head.d2t"
+VOCABULARY_TENSOR = "head.d2t"
 """Name of the tensor with the draft vocabulary of an `eagle` drafter. Other programs do not know
 this tensor: in their layouts the LM head is the target's, with the whole vocabulary."""
 MAX_BIAS_ERROR = 1e-6
@@ -84,10 +84,10 @@ def export(
     Args:
         drafter: folder of the checkpoint, in any layout that draftree reads, or name of a shipped
             drafter.
-        wanted: name of the format, a key of `FORMATS`.
+        wanted: name of the format, a key of `CONVERTERS`.
         out: path of the new folder; after an error nothing is left there.
         target: the drafter's target. By default it is the one that the checkpoint names, if the
-            format stores a target. Most formats need only its config; see `FORMATS`.
+            format stores a target. Most formats need only its config; see `CONVERTERS`.
         overwrite: whether the new folder may replace the files in `out`.
 
     Raises:
@@ -100,7 +100,7 @@ def export(
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     with as_user_error(f"'{drafter}' cannot be exported"):
-        config, tensors = FORMATS[wanted](method, Checkpoint.at(folder), target)
+        config, tensors = CONVERTERS[wanted](method, Checkpoint.at(folder), target)
     with replace_folder(out, overwrite) as beside:
         save_file(
             {k: v.contiguous().clone() for k, v in tensors.items()},
@@ -140,8 +140,8 @@ def first_format(folder: Path, wanted: str | None = None) -> str:
         UserError: the format does not exist or does not support the drafter. The message lists the
             drafters that can be exported.
     """
-    if wanted is not None and wanted not in FORMATS:
-        raise UnknownName("format", wanted, FORMATS)
+    if wanted is not None and wanted not in CONVERTERS:
+        raise UnknownName("format", wanted, CONVERTERS)
     allowed = formats_of(method := method_of(folder))
     if wanted in allowed or (wanted is None and allowed):
         return wanted or allowed[0]
@@ -149,7 +149,7 @@ def first_format(folder: Path, wanted: str | None = None) -> str:
         raise UserError(
             f"a drafter of '{method}' cannot be exported as '{wanted}', allowed is {' or '.join(allowed)}"
         )
-    can = {name: [m for m in parts("drafter") if name in formats_of(m)] for name in FORMATS}
+    can = {name: [m for m in parts("drafter") if name in formats_of(m)] for name in CONVERTERS}
     listed = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in can.items())
     alone = (
         " (--standalone writes it as a model of its own)" if method in OWN_EMBEDDING_OPTIONS else ""
@@ -234,7 +234,9 @@ def _config_of(target: str) -> PreTrainedConfig:
         return config
 
 
-def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | None) -> Target:
+def _check_export(
+    method: str, folder: Path, values: Mapping[str, Any], target: str | None
+) -> Target:
     """Open a drafter's checkpoint for a target without weights, and return the target.
 
     An error is raised if tensors are missing or have other shapes.
@@ -282,14 +284,14 @@ def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Writte
     config.
     """
     rename = speculators.original(stored.config)
-    tensors = {rename(k): v for k, v in stored.tensors.items() if k != MAP}
+    tensors = {rename(k): v for k, v in stored.tensors.items() if k != VOCABULARY_TENSOR}
     config = (
         {"model_type": "llama", "num_hidden_layers": 1}
         | values
         | _rope(values)
         | speculators.make_defaults_explicit(values, method)
     )
-    for key in (ABOUT, "rope_parameters", "transformers_version"):
+    for key in (DRAFTREE_ENTRY, "rope_parameters", "transformers_version"):
         config.pop(key, None)
     if speculators.KIND in stored.config:
         config["architectures"] = [speculators.ARCHITECTURES[method][1]]
@@ -317,7 +319,7 @@ def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
     The fusing layer keeps its `bias`, if it has one.
     """
     stored, values = speculators.load_checkpoint(stored, method)
-    _check(method, stored.folder, values, target)
+    _check_export(method, stored.folder, values, target)
     return _original(method, stored, values)
 
 
@@ -336,7 +338,7 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
         UserError: the target does not fit; or the drafter's layer has biases only for queries, keys
             and values, which the layers of speculators cannot have.
     """
-    if method in get_args(block_drafters.Kind):
+    if method in get_args(block_drafters.DrafterKind):
         return _blocks_to_speculators(method, stored, target)
     if method == "peagle":
         return _peagle_to_speculators(stored, target)
@@ -351,7 +353,7 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
         raise UserError(
             f"'{folder}' does not fit target '{name}': name the drafter's own with --target"
         )
-    checked = _check(method, folder, values, None if said else name)
+    checked = _check_export(method, folder, values, None if said else name)
     if values.get("qkv_bias"):
         raise UserError(f"'{folder}' has qkv_bias true, allowed for 'speculators' is false")
     config, tensors = _original(method, stored, values)
@@ -381,19 +383,19 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
     tensors = {block_drafters.name(key): stored.tensors[there] for key, there in names.items()}
     outer: Any = loaded.decoder.model
     ids = (
-        offsets_to_ids(tensors[block_drafters.MAP])
-        if block_drafters.MAP in tensors
+        offsets_to_ids(tensors[block_drafters.VOCABULARY_OFFSETS])
+        if block_drafters.VOCABULARY_OFFSETS in tensors
         else slice(None)
     )
     for own, module, rows in (
-        (block_drafters.EMBEDDING, outer.get_input_embeddings(), slice(None)),
-        (block_drafters.HEAD, outer.get_output_embeddings(), ids),
+        (block_drafters.EMBEDDING_WEIGHT, outer.get_input_embeddings(), slice(None)),
+        (block_drafters.HEAD_WEIGHT, outer.get_output_embeddings(), ids),
     ):
         tensors.setdefault(own, module.weight.detach().cpu()[rows].to(tensors["fc.weight"].dtype))
-    if block_drafters.MAP in tensors and block_drafters.MARKS not in tensors:
+    if block_drafters.VOCABULARY_OFFSETS in tensors and block_drafters.MARKS not in tensors:
         tensors[block_drafters.MARKS] = torch.zeros(
             loaded.decoder.vocab, dtype=torch.bool
-        ).index_fill(0, offsets_to_ids(tensors[block_drafters.MAP]), True)
+        ).index_fill(0, offsets_to_ids(tensors[block_drafters.VOCABULARY_OFFSETS]), True)
     verifier = {"name_or_path": public_name(name), "architectures": [type(outer).__name__]}
     return block_drafters.to_speculators(
         layout, "dspark" if method == "dspark" else "dflash", verifier
@@ -415,7 +417,7 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
     knobs, outer = drafter.settled, cast(Any, loaded.decoder.model)
     values = {
         k: v
-        for k, v in (config | config.get(speculators.LAYER, {})).items()
+        for k, v in (config | config.get(speculators.LAYER_CONFIG, {})).items()
         if k not in speculators.WRAPPER_KEYS
     }
     values |= _rope(values) | {speculators.LAYER_IDS: list(drafter.needs.hidden)}
@@ -426,7 +428,7 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
         outer.get_input_embeddings().weight.detach().cpu().to(stored.tensors["fc.weight"].dtype)
     )
     return nested | {speculators.MASKS[0]: knobs.mask}, {
-        speculators.EMBEDDING: embedding
+        speculators.EMBEDDING_WEIGHT: embedding
     } | stored.tensors
 
 
@@ -437,7 +439,7 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
         UserError: the heads share the target's output layer instead of having their own.
     """
     stored, folder = medusa.load_heads(stored), stored.folder
-    if medusa.VLLM in stored.tensors:
+    if medusa.VLLM_ONLY_TENSOR in stored.tensors:
         stored = medusa.convert_from_vllm(stored)
     heads, layers = medusa.count_heads(tensors := stored.tensors, folder)
     if lacking := [name for i in range(heads) if (name := f"{i}.{layers}.weight") not in tensors]:
@@ -445,11 +447,11 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
             f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"
         )
     vocab = None
-    if medusa.MAP in tensors:
+    if medusa.VOCABULARY_OFFSETS in tensors:
         name = target or str(stored.about.get("target", "demo"))
         vocab = _config_of(name).get_text_config(decoder=True).vocab_size
     config, tensors = medusa.to_vllm(stored.config, tensors, vocab)
-    _check(method, folder, config, target)
+    _check_export(method, folder, config, target)
     return config, tensors
 
 
@@ -468,7 +470,7 @@ def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Writte
     config["bias"] = False
     if bias is None:
         return config, tensors
-    embedding = tensors.get(speculators.EMBEDDING)
+    embedding = tensors.get(speculators.EMBEDDING_WEIGHT)
     if embedding is None:
         outer: Any = Target.load(target or str(stored.about.get("target", "demo"))).decoder.model
         embedding = outer.get_input_embeddings().weight.detach().cpu()
@@ -483,11 +485,13 @@ def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Writte
         raise UserError(
             f"the bias of '{stored.folder}' is none that an embedding can have in it, allowed is 'eagle'"
         )
-    tensors[speculators.EMBEDDING] = (embedding.double() + shift).to(tensors["fc.weight"].dtype)
+    tensors[speculators.EMBEDDING_WEIGHT] = (embedding.double() + shift).to(
+        tensors["fc.weight"].dtype
+    )
     return config, tensors
 
 
-FORMATS: Mapping[str, Callable[[str, Checkpoint, str | None], Written]] = {
+CONVERTERS: Mapping[str, Callable[[str, Checkpoint, str | None], Written]] = {
     "speculators": to_speculators,
     "eagle": to_original,
     "vllm-eagle": to_vllm_eagle,

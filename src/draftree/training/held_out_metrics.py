@@ -15,19 +15,19 @@ from draftree.costs.curves import Costs, CostTable
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Trainable
 from draftree.drafters.neural.losses import predicting_positions
-from draftree.evaluation.target_trace import Text
+from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import evenly_spread
 from draftree.evaluation.tree_acceptance import count_matches, expected_length
 from draftree.policies.base import Policy
 from draftree.training.distributed import Processes
 from draftree.training.teacher import Teacher
 
-DEPTHS = 10
+CHAIN_LENGTH = 10
 """Length in tokens of the chains that are simulated on held-out texts."""
-PHASES = range(0, DEPTHS, 3)
+PHASES = range(0, CHAIN_LENGTH, 3)
 """Phases of the blocks, see `block_starts`. Several are used so that each depth occurs at many
 tokens."""
-TEXTS, TOKENS = 12, 48
+TREE_TEXTS, MAX_TREE_TEXT_TOKENS = 12, 48
 """Number of held-out texts on which trees are measured, and largest number of tokens of each. They
 are small, because trees take much more time than chains."""
 
@@ -76,12 +76,12 @@ def evaluate(
         return None
     drafter.model.eval()
     mine = samples[processes.rank :: processes.world]
-    found = np.zeros(2 + 2 * DEPTHS)  # loss, overlap, matched and reached by depth
+    found = np.zeros(2 + 2 * CHAIN_LENGTH)  # loss, overlap, matched and reached by depth
     for i in range(0, len(mine), together):
         found += _sums(drafter, teacher.batch(mine[i : i + together], -1, count=1.0))
     found = processes.summed(torch.from_numpy(found)).cpu().numpy()
     learnt = sum(int(teacher.samples[i].learn.sum()) for i in samples)
-    rates = found[2 : 2 + DEPTHS] / np.maximum(found[2 + DEPTHS :], 1)
+    rates = found[2 : 2 + CHAIN_LENGTH] / np.maximum(found[2 + CHAIN_LENGTH :], 1)
     length = float(1 + np.cumprod(rates).sum())
     return HeldOutMetrics(
         float(found[0] / learnt),
@@ -102,10 +102,10 @@ def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
     choice = torch.full_like(batch.tokens, -1)
     choice[at] = wanted.argmax(-1)
     p = wanted.softmax(-1)
-    found = np.zeros(2 + 2 * DEPTHS)
+    found = np.zeros(2 + 2 * CHAIN_LENGTH)
     found[0] = float(drafter.loss(batch))
     for phase in PHASES:
-        draft = drafter.forward(batch, DEPTHS, phase)
+        draft = drafter.forward(batch, CHAIN_LENGTH, phase)
         found[1] += float(torch.minimum(p, draft[at].float().softmax(-1)).sum())
         found[2:] += np.concatenate(acceptance_by_depth(batch, choice, draft.argmax(-1), phase))
     return found
@@ -133,10 +133,10 @@ def acceptance_by_depth(
     match = (guess == choice)[:, :-1].cpu().numpy()
     known = (choice[:, :-1] == batch.tokens[:, 1:]).cpu().numpy()
     learn = batch.learn[:, 1:].cpu().numpy()
-    matched, reached = np.zeros(DEPTHS), np.zeros(DEPTHS)
-    for start in range(-phase % DEPTHS, match.shape[1], DEPTHS):
+    matched, reached = np.zeros(CHAIN_LENGTH), np.zeros(CHAIN_LENGTH)
+    for start in range(-phase % CHAIN_LENGTH, match.shape[1], CHAIN_LENGTH):
         alive = learn[:, start].copy()
-        for depth, at in enumerate(range(start, min(start + DEPTHS, match.shape[1]))):
+        for depth, at in enumerate(range(start, min(start + CHAIN_LENGTH, match.shape[1]))):
             alive &= learn[:, at]
             reached[depth] += alive.sum()
             alive &= match[:, at]
@@ -168,7 +168,7 @@ def tree_length(
     drafter.model.eval()
     texts = [
         text
-        for i in evenly_spread(samples, TEXTS)
+        for i in evenly_spread(samples, TREE_TEXTS)
         if (text := _first_learnt(teacher.samples[i])) is not None
     ]
     mine = texts[processes.rank :: processes.world]
@@ -182,11 +182,13 @@ def tree_length(
     return expected_length(*found) if found[1].any() else None
 
 
-def _first_learnt(sample: Sample) -> Text | None:
+def _first_learnt(sample: Sample) -> TokenText | None:
     """Return the first learnt part of a sample with the tokens before it as its prompt.
 
     Return None if this part has fewer than 2 tokens, or no tokens before it.
     """
     start = int(np.flatnonzero(sample.learn)[0])
-    end = start + int(np.argmin(np.append(sample.learn[start : start + TOKENS], False)))
-    return Text(sample.tokens[:end], start) if start and end - start > 1 else None
+    end = start + int(
+        np.argmin(np.append(sample.learn[start : start + MAX_TREE_TEXT_TOKENS], False))
+    )
+    return TokenText(sample.tokens[:end], start) if start and end - start > 1 else None

@@ -18,7 +18,7 @@ from draftree.errors import UserError, first_line, format_value
 from draftree.target.target import Target
 from draftree.training.answer_source import Author, GeneratedText, PendingPrompt
 from draftree.training.base import LOG
-from draftree.utils.validated_dataclass import check, knob
+from draftree.utils.validated_dataclass import check_fields, knob
 from draftree.utils.validated_dataclass import text as is_text
 
 KEY_VARIABLE = "DRAFTREE_SERVER_KEY"
@@ -60,7 +60,7 @@ class Server:
 
     def __post_init__(self) -> None:
         """Raise an error for a value that is not allowed."""
-        check(self, "server ")
+        check_fields(self, "server ")
 
     @property
     def base(self) -> str:
@@ -129,7 +129,7 @@ class Remote(Author):
             try:
                 answer = await client.post(path, json=body)
                 if answer.is_success:
-                    return _read(asked, answer)
+                    return _parse_completion(asked, answer)
                 error = f"status {answer.status_code}: {' '.join(answer.text.split()) or answer.reason_phrase}"
                 if answer.status_code < 500 and answer.status_code not in RETRIED_STATUSES:
                     raise UserError(
@@ -188,7 +188,7 @@ class _InvalidResponse(Exception):
     """Signal that a server's answer does not have the form of OpenAI's API."""
 
 
-def _read(asked: PendingPrompt, answer: httpx2.Response) -> GeneratedText:
+def _parse_completion(asked: PendingPrompt, answer: httpx2.Response) -> GeneratedText:
     try:
         choice = answer.json()["choices"][0]
         text = choice["text"] if isinstance(asked.content, str) else choice["message"]["content"]

@@ -29,7 +29,7 @@ from draftree.data.readers import (
     is_completion_row,
     messages,
     prefix_errors,
-    rows,
+    read_rows,
     skip_unreadable,
 )
 from draftree.data.samples import check_tokens
@@ -39,11 +39,11 @@ from draftree.target.target import Target
 from draftree.training.answer_source import Author, GeneratedText, PendingPrompt, log_estimate
 from draftree.training.generation_run import GenerationRun
 from draftree.utils.files import append, read_object, write_text
-from draftree.utils.validated_dataclass import check, knob
+from draftree.utils.validated_dataclass import check_fields, knob
 
-FILE = "regenerated.jsonl"
-ABOUT = "regenerated.json"
-PARTS = "regenerated.partial"
+ANSWERS_FILE = "regenerated.jsonl"
+METADATA_FILE = "regenerated.json"
+PARTIAL_FILE = "regenerated.partial"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Regeneration:
 
     def __post_init__(self) -> None:
         """Raise an error for a value that is not allowed."""
-        check(self, "regenerate ")
+        check_fields(self, "regenerate ")
 
     @property
     def said(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def regenerate(
     processes, author = run.processes, run.author_for(target, how.batch)
     with processes.agreed():
         asked = list(
-            prompts(
+            read_prompts(
                 paths, target.tokenizer, how.max_tokens, run.excluded, skipped, target.decoder.vocab
             )
         )
@@ -137,11 +137,11 @@ def regenerate(
     finished = False
     with suppress(UserError):
         finished = (
-            read_object(out / ABOUT, "of a finished regeneration") == about
-            and (out / FILE).is_file()
+            read_object(out / METADATA_FILE, "of a finished regeneration") == about
+            and (out / ANSWERS_FILE).is_file()
         )
     if not finished:
-        parts = out / PARTS / digest(about)
+        parts = out / PARTIAL_FILE / digest(about)
         done = _finished_rows(parts)
         processes.same(len(done), "the answers written so far")
         with processes.agreed():
@@ -152,12 +152,12 @@ def regenerate(
                 _join(out, about, _finished_rows(parts), len(asked))
     if processes.main:
         shutil.rmtree(
-            out / PARTS, ignore_errors=True
+            out / PARTIAL_FILE, ignore_errors=True
         )  # a run may have been killed before it came to this
-    return out / FILE
+    return out / ANSWERS_FILE
 
 
-def prompts(
+def read_prompts(
     paths: Sequence[Path],
     tokenizer: PreTrainedTokenizerBase,
     window: int,
@@ -181,13 +181,13 @@ def prompts(
     Raises:
         UserError: a row cannot be read, or contains a token that the embedding does not have.
     """
-    for row, where in (each for path in paths for each in rows(path, skipped)):
+    for row, where in (each for path in paths for each in read_rows(path, skipped)):
         asked: list[Content] = []
         with skip_unreadable(skipped):
             if excluded.keeps(row, where):
                 found = list(_request_of(row, where, tokenizer, window))
                 for each in found:
-                    _check(each, where, tokenizer, vocab)
+                    _check_prompt(each, where, tokenizer, vocab)
                 asked = found
         yield from asked
 
@@ -212,7 +212,7 @@ def _request_of(
         yield chat[: last + 1]
 
 
-def _check(
+def _check_prompt(
     prompt: Content, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None
 ) -> None:
     """Raise an error, with the file and the line, for a prompt that the target cannot read."""
@@ -278,7 +278,7 @@ def answer_rows(
         author: object that generates the answers.
     """
     talks = {
-        i: _text(prompt) if isinstance(prompt, str) else _chat(prompt)
+        i: _regenerate_text(prompt) if isinstance(prompt, str) else _regenerate_chat(prompt)
         for i, prompt in asked.items()
     }
     longest, waiting = min(how.max_tokens, target.decoder.context), deque[PendingPrompt]()
@@ -320,12 +320,12 @@ Talk = Generator[Content, GeneratedText | None, Row]
 there is no answer, and returns the finished row."""
 
 
-def _text(prompt: str) -> Talk:
+def _regenerate_text(prompt: str) -> Talk:
     answer = yield prompt
     return {} if answer is None else {"prompt": prompt, "completion": answer.text}
 
 
-def _chat(chat: Messages) -> Talk:
+def _regenerate_chat(chat: Messages) -> Talk:
     """Ask for a new version of every response of a chat, in order.
 
     The chat ends before the first response without an answer. The returned row records which
@@ -363,10 +363,12 @@ def _finished_rows(parts: Path) -> dict[int, Row]:
 def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) -> None:
     if len(done) < count:
         raise UserError(
-            f"'{out / PARTS}' lacks what other processes wrote: all machines must see the same folder"
+            f"'{out / PARTIAL_FILE}' lacks what other processes wrote: all machines must see the same folder"
         )
-    write_text(out / FILE, "".join(json.dumps(done[i]) + "\n" for i in sorted(done) if done[i]))
-    write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
+    write_text(
+        out / ANSWERS_FILE, "".join(json.dumps(done[i]) + "\n" for i in sorted(done) if done[i])
+    )
+    write_text(out / METADATA_FILE, json.dumps(about, indent=1) + "\n")
 
 
 def digest(what: Any) -> str:

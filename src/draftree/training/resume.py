@@ -22,7 +22,7 @@ from draftree.utils.files import as_user_error, read_object, replace_file, write
 
 STATE = "training.pt"
 PLAN = "training.json"
-LOG = "training.jsonl"
+LOG_FILE = "training.jsonl"
 
 FREE = frozenset(
     {
@@ -91,9 +91,9 @@ def write_plan(out: Path, said: Mapping[str, Any], first: int) -> None:
     These entries belong to steps that the resumed run repeats.
     """
     write_text(out / PLAN, json.dumps(said, indent=1) + "\n")
-    if (out / LOG).is_file():
-        lines = (out / LOG).read_text("utf-8", errors="replace").splitlines()
-        write_text(out / LOG, "".join(line + "\n" for line in lines if _logged(line, first)))
+    if (out / LOG_FILE).is_file():
+        lines = (out / LOG_FILE).read_text("utf-8", errors="replace").splitlines()
+        write_text(out / LOG_FILE, "".join(line + "\n" for line in lines if _logged(line, first)))
 
 
 def _logged(line: str, most: int) -> bool:

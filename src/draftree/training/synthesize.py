@@ -29,11 +29,11 @@ from draftree.training.base import LOG
 from draftree.training.generation_run import GenerationRun
 from draftree.training.regenerate import digest
 from draftree.utils.files import append, as_user_error, read_object, write_text
-from draftree.utils.validated_dataclass import check, knob
+from draftree.utils.validated_dataclass import check_fields, knob
 
-FILE = "questions.jsonl"
-ABOUT = "questions.json"
-PARTS = "questions.partial"
+QUESTIONS_FILE = "questions.jsonl"
+METADATA_FILE = "questions.json"
+PARTIAL_FILE = "questions.partial"
 MARK = "draftree5question"
 """Placeholder for a user's message when a chat template is examined; templates leave it
 unchanged."""
@@ -69,7 +69,7 @@ class Synthesis:
 
     def __post_init__(self) -> None:
         """Raise an error for a value that is not allowed."""
-        check(self, "synthesize ")
+        check_fields(self, "synthesize ")
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ def synthesize(
     finished = False
     with suppress(UserError):
         finished = (
-            about.items() <= read_object(out / ABOUT, "of questions").items()
-            and (out / FILE).is_file()
+            about.items() <= read_object(out / METADATA_FILE, "of questions").items()
+            and (out / QUESTIONS_FILE).is_file()
         )
     if not finished:
-        home = out / PARTS / digest(drawn)
+        home = out / PARTIAL_FILE / digest(drawn)
         kept, report = _sample_questions(target, how, opening, home, run, known)
         told = ", ".join(f"{n:,} {reason}" for reason, n in report["dropped"].items())
         LOG.info(
@@ -175,12 +175,13 @@ def synthesize(
             if processes.main:
                 chats = ([*question(text), {"role": "assistant", "content": ""}] for text in kept)
                 write_text(
-                    out / FILE, "".join(json.dumps({"messages": chat}) + "\n" for chat in chats)
+                    out / QUESTIONS_FILE,
+                    "".join(json.dumps({"messages": chat}) + "\n" for chat in chats),
                 )
-                write_text(out / ABOUT, json.dumps(about | report, indent=1) + "\n")
+                write_text(out / METADATA_FILE, json.dumps(about | report, indent=1) + "\n")
     if processes.main:
-        shutil.rmtree(out / PARTS, ignore_errors=True)
-    return out / FILE
+        shutil.rmtree(out / PARTIAL_FILE, ignore_errors=True)
+    return out / QUESTIONS_FILE
 
 
 def _sample_questions(

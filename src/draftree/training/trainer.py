@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from draftree.costs.curves import UNIT, Costs, CostTable
+from draftree.costs.curves import UNIT_COSTS, Costs, CostTable
 from draftree.data.samples import Sample, digest
 from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
@@ -45,7 +45,7 @@ CPU, and on a GPU, which smaller batches would not keep busy."""
 
 
 @dataclass(frozen=True)
-class Plan(Recipe):
+class TrainingPlan(Recipe):
     """Set the options of a training run; the defaults are those of EDD (EDD + PCT, section 4.1).
 
     Attributes:
@@ -162,7 +162,7 @@ def train(
     target: Target,
     drafter: Trainable[Any],
     samples: Sequence[Sample],
-    plan: Plan,
+    plan: TrainingPlan,
     out: Path,
     listen: Callable[[Progress], None] = lambda _: None,
     about: Mapping[str, Any] = {},
@@ -241,7 +241,7 @@ class Run:
         clock: clock for the run's time limit.
     """
 
-    plan: Plan
+    plan: TrainingPlan
     out: Path
     drafter: Trainable[Any]
     teacher: Teacher
@@ -264,7 +264,7 @@ class Run:
         target: Target,
         drafter: Trainable[Any],
         samples: Sequence[Sample],
-        plan: Plan,
+        plan: TrainingPlan,
         out: Path,
         about: Mapping[str, Any],
         track: str,
@@ -309,7 +309,7 @@ class Run:
             build("policy", plan.policy),
         )
         costs = (
-            settled_costs(target, drafter) if policy.reads_costs else UNIT
+            settled_costs(target, drafter) if policy.reads_costs else UNIT_COSTS
         )  # in float32: they are of this run alone
         return cls(
             plan,
@@ -417,7 +417,7 @@ class Run:
         if progress.step % self.plan.evaluate_every == 0 or progress.step == progress.steps:
             with self.processes.agreed():
                 if self.processes.main:
-                    append(self.out / resume.LOG, json.dumps(asdict(progress)) + "\n")
+                    append(self.out / resume.LOG_FILE, json.dumps(asdict(progress)) + "\n")
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
@@ -453,7 +453,7 @@ class Run:
                 (self.out / resume.STATE).unlink(missing_ok=True)
 
 
-def split_samples(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
+def split_samples(samples: Sequence[Sample], plan: TrainingPlan) -> tuple[list[int], list[int]]:
     """Return two lists: the indices of the samples for learning, and of the held-out samples."""
     order = np.random.default_rng([plan.seed, 0]).permutation(len(samples))
     held = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
@@ -464,7 +464,7 @@ def split_samples(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], lis
     return order[held:].tolist(), order[:held].tolist()
 
 
-def _samples_of_step(samples: Sequence[int], plan: Plan, step: int) -> list[int]:
+def _samples_of_step(samples: Sequence[int], plan: TrainingPlan, step: int) -> list[int]:
     """Return the numbers of the samples of a step; their order is drawn anew for each epoch."""
     at = step * plan.batch_size + np.arange(plan.batch_size)
     return [
@@ -478,7 +478,7 @@ def _order(seed: int, epoch: int, count: int) -> Ints:
     return np.random.default_rng([seed, 1, epoch]).permutation(count)
 
 
-def learning_rate_factor(plan: Plan, step: int, steps: int, over: float = 0.0) -> float:
+def learning_rate_factor(plan: TrainingPlan, step: int, steps: int, over: float = 0.0) -> float:
     """Return the factor of the learning rate at a step.
 
     `over` is the share of the run's time limit that has passed.

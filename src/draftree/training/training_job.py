@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from draftree.data.decontamination import Excluded
 from draftree.data.readers import Skipped
-from draftree.data.samples import Sample, read
+from draftree.data.samples import Sample, read_samples
 from draftree.drafters.base import Stage, TrainableMethod, plan_text
 from draftree.engine import target_of
 from draftree.errors import UnknownName, UserError
@@ -35,7 +35,7 @@ from draftree.utils.progress_callback import SILENT_SECONDS, Tell, duration, ign
 
 def make_plan(
     stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool
-) -> trainer.Plan:
+) -> trainer.TrainingPlan:
     """Return the options of a run, with defaults for those that were not given.
 
     The defaults are the options of the interrupted run in `out`, or those of a training stage.
@@ -61,15 +61,15 @@ def make_plan(
                 f"stage '{name}' goes on from the weights of '{names[0]}', allowed is it with --init-from"
             )
         begun = {**asdict(stages[names.index(name)]), "stage": name}
-    known = {f.name for f in fields(trainer.Plan)} - resume.FREE
+    known = {f.name for f in fields(trainer.TrainingPlan)} - resume.FREE
     try:
         numbers = {k: v for k, v in begun.items() if k in known} | {"betas": tuple(begun["betas"])}
-        trainer.Plan(**numbers)
+        trainer.TrainingPlan(**numbers)
     except (UserError, TypeError) as error:
         raise UserError(
             f"'{out / resume.PLAN}' is not what a run was asked for: {error}"
         ) from error
-    return trainer.Plan(**numbers | dict(given))
+    return trainer.TrainingPlan(**numbers | dict(given))
 
 
 def format_progress(progress: trainer.Progress, measured: trainer.Progress) -> str:
@@ -133,7 +133,7 @@ class Training(Job):
 
     options: ClassVar[frozenset[str]] = frozenset(
         {"init_from", "regenerate", "synthesize", "server", "exclude", "track", "skip_bad_rows"}
-        | {*(f.name for f in fields(trainer.Plan))}
+        | {*(f.name for f in fields(trainer.TrainingPlan))}
         | {f"{group}_{name}" for group, names in WRITING.items() for name in names}
     )
 
@@ -157,7 +157,9 @@ class Training(Job):
             raise UserError(
                 f"'{name}' was given a checkpoint, but training starts from the target's own weights"
             )
-        numbers = {f.name: options[f.name] for f in fields(trainer.Plan) if f.name in options}
+        numbers = {
+            f.name: options[f.name] for f in fields(trainer.TrainingPlan) if f.name in options
+        }
         how = {
             group: {n: options[f"{group}_{n}"] for n in names if f"{group}_{n}" in options}
             for group, names in WRITING.items()
@@ -289,7 +291,7 @@ class Training(Job):
         target: Target,
         data: Sequence[Path],
         out: Path,
-        plan: trainer.Plan,
+        plan: trainer.TrainingPlan,
         processes: Processes,
         tell: Tell,
     ) -> list[Sample]:
@@ -315,7 +317,7 @@ class Training(Job):
             data = [written] if self.regenerates else [*data, written]
         with processes.agreed():
             tell(0, "reading")
-            samples = read(
+            samples = read_samples(
                 data, target.tokenizer, plan.max_tokens, excluded, target.decoder.vocab, skipped
             )
             if skipped and skipped.count:
@@ -323,7 +325,7 @@ class Training(Job):
             return samples
 
 
-def fit_to_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
+def fit_to_context(plan: trainer.TrainingPlan, out: Path, context: int) -> trainer.TrainingPlan:
     """Return the plan with `max_tokens` limited to the target's context.
 
     An interrupted run in `out` keeps its value.

@@ -16,13 +16,13 @@ from draftree.metrics import Work
 from draftree.tree import Floats, Ints
 
 Ranks = tuple[int, ...]
-Paths = tuple[Ranks, ...]
+RankTree = tuple[Ranks, ...]
 """A tree, given by the ranks along the path to each node; it contains every prefix of a path."""
 MOST = 128
 """Largest number of nodes that is tried if the number of nodes is chosen automatically."""
 
 
-def expected_tau(paths: Paths, table: Floats) -> float:
+def expected_tau(paths: RankTree, table: Floats) -> float:
     """Return the expected acceptance length τ of a tree under the product model.
 
     The model assumes that a node is accepted with the product of a[d, r] along its path, where
@@ -32,7 +32,7 @@ def expected_tau(paths: Paths, table: Floats) -> float:
     return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
 
 
-def greedy_tree(table: Floats, nodes: int) -> Paths:
+def greedy_tree(table: Floats, nodes: int) -> RankTree:
     """Return the tree that Medusa's search finds (section 2.3.3).
 
     The search repeatedly adds the node with the largest product.
@@ -109,7 +109,7 @@ class Forests:
                 )
         return cls(values, sizes)
 
-    def tree(self, nodes: int) -> Paths:
+    def tree(self, nodes: int) -> RankTree:
         """Return the best tree of at most `nodes` nodes.
 
         Nodes that are never accepted are left out.
@@ -126,7 +126,7 @@ class Forests:
                 yield from self._below((*path, rank), size - 1)
 
 
-def make_search(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
+def make_search(search: str, table: Floats, most: int) -> Callable[[int], RankTree]:
     """Return a function that returns the best tree for a number of nodes of at most `most`.
 
     `search` is `sequoia` or `greedy_tree`, and `table` [D, K] is the acceptance by depth and rank.
@@ -149,12 +149,12 @@ class Shape:
             and sₐ of a draft step.
     """
 
-    paths: Paths
+    paths: RankTree
     tau: float
     speedup: float
 
     @classmethod
-    def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
+    def of(cls, paths: RankTree, table: Floats, costs: Costs) -> Self:
         """Return a tree with its τ from an acceptance table [D, K] and its speed-up from costs."""
         tau = expected_tau(paths, table)
         return cls(paths, tau, tau * costs.token / step_seconds(paths, costs))
@@ -165,7 +165,7 @@ class Shape:
         return max(map(len, self.paths), default=0)
 
 
-def step_seconds(paths: Paths, costs: Costs) -> float:
+def step_seconds(paths: RankTree, costs: Costs) -> float:
     """Return the seconds of a step with a tree.
 
     The step has a draft step for every layer that has children, a target pass, and a commit.

@@ -15,7 +15,7 @@ import numpy as np
 
 from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
-from draftree.data.readers import rows
+from draftree.data.readers import read_rows
 from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -29,19 +29,19 @@ from draftree.target.target import Target
 from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Tree, TreeBudget
 from draftree.utils.files import as_user_error, read_object, replace_file, write_text
 from draftree.utils.progress_callback import Tell, ignore_progress
-from draftree.utils.validated_dataclass import check, knob, parse_options
+from draftree.utils.validated_dataclass import check_fields, knob, parse_options
 
 VERIFIED = 60
 """Number of nodes of each complete tree that the target verifies.
 
 It only determines how fast the texts are generated.
 """
-STEPS = 4000
+MIN_ADAM_STEPS = 4000
 """Smallest number of Adam steps of a complete training.
 
 Ten epochs may have only a few hundred steps, after which small nets are far from trained.
 """
-ABOUT = "about.json"
+METADATA_FILE = "about.json"
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class Knobs:
     trees: int = knob(8880, least=0)
     positives: int = knob(31080, least=0)
     negatives: float = knob(3.0, above=0)
-    steps: int = knob(5 * STEPS, least=1)
+    steps: int = knob(5 * MIN_ADAM_STEPS, least=1)
     share: float = knob(1.0, above=0, most=1)
 
     def __post_init__(self) -> None:
-        check(self, "c2t: ")
+        check_fields(self, "c2t: ")
         check_features(self.features)
 
     @classmethod
@@ -191,7 +191,7 @@ def label_nodes(tree: Tree, text: Sequence[int]) -> Bools:
     return right
 
 
-class Recorder(Policy):
+class TreeRecorder(Policy):
     """A policy that drafts EAGLE-2's complete trees of one sequence and records them.
 
     The best nodes of each tree are verified.
@@ -237,7 +237,7 @@ class Recorder(Policy):
 
         The depth of a tree is bounded by the number of tokens that were still to be generated.
         """
-        parts = [[NONE] for _ in self._tops]
+        parts = [[NO_NODES] for _ in self._tops]
         for at, tree, entropies in self.drafts:
             assert tree.tokens[0] == self.written[at - 1]
             joint = np.exp(tree.score)
@@ -256,7 +256,9 @@ class Recorder(Policy):
         return list(map(Nodes.joined, parts))
 
 
-NONE = Nodes(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.bool_), np.zeros(0, np.int64))
+NO_NODES = Nodes(
+    np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.bool_), np.zeros(0, np.int64)
+)
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,7 @@ class Collected:
         Raises:
             UserError: the folder contains entries made with other values.
         """
-        path = self.folder / ABOUT
+        path = self.folder / METADATA_FILE
         if path.is_file():
             before = read_object(
                 path, "a note of the trees beside it (without it they are grown anew)"
@@ -299,7 +301,7 @@ class Collected:
         told = f"'{path}' does not hold a text's trees (without it they are grown anew)"
         with as_user_error(told), path.open("rb") as file, np.load(file) as found:
             return Nodes(
-                *(found[f.name].astype(getattr(NONE, f.name).dtype) for f in fields(Nodes))
+                *(found[f.name].astype(getattr(NO_NODES, f.name).dtype) for f in fields(Nodes))
             )
 
     def __setitem__(self, text: int, nodes: Nodes) -> None:
@@ -323,7 +325,7 @@ def grow_entries(
     target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int]
 ) -> list[Nodes]:
     """Return the entries of one text, for each M in `tops`."""
-    recorder = Recorder(knobs, tops)
+    recorder = TreeRecorder(knobs, tops)
     Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
     return recorder.nodes()
 
@@ -366,14 +368,18 @@ def collect(
     return found
 
 
-def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Request], int]:
+def prompt_requests(
+    target: Target, data: Sequence[Path], knobs: Knobs
+) -> tuple[list[Request], int]:
     """Return a request for each prompt that fits the context, and the number of other prompts.
 
     Raises:
         UserError: a row of the data is not a prompt, or too few prompts fit.
     """
     asked = [
-        encode(target.tokenizer, content(row, where)) for path in data for row, where in rows(path)
+        encode(target.tokenizer, content(row, where))
+        for path in data
+        for row, where in read_rows(path)
     ]
     fit_in = [ids for ids in asked if ids and len(ids) + knobs.tokens <= target.decoder.context]
     used = fit_in[: math.ceil(knobs.share * len(fit_in))]

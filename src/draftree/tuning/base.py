@@ -64,7 +64,7 @@ class Tuning(Job):
         """Fit the policy and write the result, while no other process may write to `out`."""
 
 
-def names() -> tuple[str, ...]:
+def tunable_policies() -> tuple[str, ...]:
     """Return the names of the policies that can be tuned."""
     return files(tuning)
 

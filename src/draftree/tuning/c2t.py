@@ -30,12 +30,12 @@ from draftree.target.target import Target
 from draftree.training.base import LOG, Fitted, items
 from draftree.tree import Bools, Floats
 from draftree.tuning._tree_dataset import (
-    STEPS,
+    MIN_ADAM_STEPS,
     Collected,
     Knobs,
     Nodes,
     collect,
-    prompts,
+    prompt_requests,
     provenance,
 )
 from draftree.tuning.base import Tuning
@@ -64,7 +64,7 @@ PLAN, TREES = "training.json", "trees"
 
 
 @dataclass(frozen=True)
-class Plan(Checked):
+class Hyperparameters(Checked):
     """The hyperparameters of training (appendix B.2).
 
     Attributes:
@@ -183,7 +183,7 @@ def learn(
     learnt: Nodes,
     held: Nodes,
     knobs: Knobs,
-    plan: Plan,
+    plan: Hyperparameters,
     start: Classifier | None = None,
     tell: Tell = ignore_progress,
 ) -> tuple[Classifier, list[Round]]:
@@ -243,7 +243,7 @@ def learn(
     return nets[rounds.index(pick_round(rounds))], rounds
 
 
-def last_step(entries: int, knobs: Knobs, plan: Plan) -> int:
+def last_step(entries: int, knobs: Knobs, plan: Hyperparameters) -> int:
     """Return the number of steps of a training that does not stop early.
 
     These are the steps of the plan's epochs, and at least `knobs.steps`.
@@ -301,12 +301,16 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
 
 
 def summarise(
-    texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]
+    texts: Sequence[Nodes],
+    learnt: Nodes,
+    knobs: Knobs,
+    plan: Hyperparameters,
+    rounds: Sequence[Round],
 ) -> Fitted:
     """Return the result of a run: its figures, and a text about the selected round and the ending.
 
     A run is complete if the held-out AUC has stopped rising, or if it had the paper's epochs and at
-    least `STEPS` steps.
+    least `MIN_ADAM_STEPS` steps.
 
     Args:
         texts: entries of each generated text.
@@ -321,7 +325,9 @@ def summarise(
     nodes = sum(map(len, texts))
     trees = sum(t.trees for t in texts)
     accepted = sum(int(t.accepted.sum()) for t in texts)
-    usual = last_step(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
+    usual = last_step(
+        entries, replace(knobs, steps=MIN_ADAM_STEPS), replace(plan, epochs=Hyperparameters.epochs)
+    )
     to_the_end = not is_auc_rising(rounds) or steps >= usual
     ending = f"not trained to the end: after {steps:,} steps held-out AUC may still rise"
     if to_the_end:
@@ -345,7 +351,7 @@ def summarise(
     return Fitted(figures, [line, ending])
 
 
-def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
+def split(texts: Sequence[Nodes], plan: Hyperparameters) -> tuple[Nodes, Nodes]:
     """Return the entries to learn from and the held-out entries.
 
     Whole texts are held out, because the trees of one text are similar.
@@ -380,12 +386,12 @@ class Training(Tuning):
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
-        {"drafter", "init_from", "features", *(f.name for f in fields(Plan))}
+        {"drafter", "init_from", "features", *(f.name for f in fields(Hyperparameters))}
     )
 
     drafter: str
     knobs: Knobs = field(default_factory=Knobs)
-    plan: Plan = field(default_factory=Plan)
+    plan: Hyperparameters = field(default_factory=Hyperparameters)
     start: Classifier | None = None
     trees: Path | None = None
 
@@ -397,7 +403,7 @@ class Training(Tuning):
         return cls(
             options["drafter"],
             Knobs.read(items(spec, knobs), start),
-            Plan.of(options, start is not None),
+            Hyperparameters.of(options, start is not None),
             start,
             trees,
         )
@@ -414,7 +420,7 @@ class Training(Tuning):
         self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell
     ) -> Fitted:
         knobs, plan = self.knobs, self.plan
-        requests, too_long = prompts(target, data, knobs)
+        requests, too_long = prompt_requests(target, data, knobs)
         if too_long:
             LOG.info("prompts left out, too long for the target's context: %d", too_long)
         kept = Collected(

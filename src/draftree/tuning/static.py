@@ -28,16 +28,16 @@ from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation import teacher_forcing
 from draftree.evaluation.result_rows import save
-from draftree.evaluation.target_trace import Text
-from draftree.evaluation.teacher_forcing import Block, evenly_spread, greedy_answers, replay
+from draftree.evaluation.target_trace import TokenText
+from draftree.evaluation.teacher_forcing import ReplayStep, evenly_spread, greedy_answers, replay
 from draftree.measure_costs import settled_costs
 from draftree.target.target import Target
 from draftree.training.base import Fitted, items
 from draftree.tree import MAX_NODES, Bools, Floats, Ints
-from draftree.tuning._static_tree_search import Paths, Shape, fastest_tree, make_search
+from draftree.tuning._static_tree_search import RankTree, Shape, fastest_tree, make_search
 from draftree.tuning.base import Tuning
 from draftree.utils.progress_callback import Tell
-from draftree.utils.validated_dataclass import check, knob, parse_options
+from draftree.utils.validated_dataclass import check_fields, knob, parse_options
 
 ROUNDS = 6
 """Largest number of trees that are tried in `converge`."""
@@ -53,7 +53,7 @@ does not determine it.
 """
 SHOWN = 6
 """Number of ranks that are columns of the printed table of acceptance."""
-SIZES = (8, 16, 32, 63, 128)
+LISTED_SIZES = (8, 16, 32, 63, 128)
 """Numbers of nodes for which the result also lists the best tree's acceptance length τ."""
 
 
@@ -84,7 +84,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse values that are not allowed."""
-        check(self, "static: ")
+        check_fields(self, "static: ")
         full = min(
             MAX_NODES, sum(self.width**d for d in range(1, self.depth + 1))
         )  # no step verifies more
@@ -155,7 +155,7 @@ class RankedTexts:
         """Return the acceptance if every token is a root."""
         return Acceptance(np.concatenate(self.texts), self.width)
 
-    def decoded(self, paths: Paths) -> tuple[Acceptance, float]:
+    def decoded(self, paths: RankTree) -> tuple[Acceptance, float]:
         """Simulate decoding of the texts with a tree.
 
         Returns:
@@ -180,7 +180,7 @@ class RankedTexts:
 
 
 def rank_texts(
-    target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: int, width: int
+    target: Target, drafter: Drafter[Any], texts: Sequence[TokenText], depth: int, width: int
 ) -> RankedTexts:
     """Find the ranks of the target's greedy choices among a drafter's candidates, along texts.
 
@@ -213,7 +213,7 @@ def rank_texts(
     return RankedTexts([np.stack(lines) for lines in found], width)
 
 
-def _ranks_of_choices(block: Block, depths: int) -> Ints:
+def _ranks_of_choices(block: ReplayStep, depths: int) -> Ints:
     """Return the ranks [running sequences, D] of the target's choices."""
     live, chosen = block.tree.row[: block.tree.roots], block.logits.argmax(-1).cpu().numpy()
     found, follows = np.full((len(live), depths), UNKNOWN), np.ones(len(live), np.bool_)
@@ -245,7 +245,7 @@ def converge(
         The tree with its expected τ and speed-up at its own roots; the acceptance at these roots;
         and the τ of simulated decoding of the texts.
     """
-    seen, tried = driven.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
+    seen, tried = driven.everywhere, dict[RankTree, tuple[Shape, Acceptance, float]]()
     for _ in range(ROUNDS):
         paths = choose(seen.table).paths if seen.table.any() else ()
         if not paths or paths in tried:
@@ -271,9 +271,9 @@ def tree_file(settings: Settings, driven: RankedTexts, costs: Costs) -> dict[str
             "static: none of the drafter's candidates was the target's token: it does not fit this target or data"
         )
     shape, seen, tau = converge(driven, choose, costs)
-    grow = make_search(search, seen.table, max(SIZES))
+    grow = make_search(search, seen.table, max(LISTED_SIZES))
     sizes = [
-        Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)
+        Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, LISTED_SIZES)
     ]  # each at its own roots
     return {
         "paths": [list(path) for path in sorted(shape.paths, key=lambda path: (len(path), path))],
@@ -299,7 +299,7 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
     Raises:
         UserError: there are none.
     """
-    read = [row for path in files for row in readers.rows(path)]
+    read = [row for path in files for row in readers.read_rows(path)]
     room = target.decoder.context - settings.tokens
     found = [
         ids
@@ -362,7 +362,7 @@ def format_result(said: dict[str, Any]) -> Fitted:
 
 
 @dataclass(frozen=True)
-class Search(Tuning):
+class StaticTreeSearch(Tuning):
     """Finds the best tree of fixed shape for a drafter, and writes it as `static:paths=FILE` reads it.
 
     Attributes:
@@ -410,14 +410,14 @@ class Search(Tuning):
         save(said, out)
         return format_result(said)
 
-    def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
+    def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[TokenText]:
         """Return the texts along which the drafter is measured.
 
         They are the target's answers, or the texts of the data unchanged.
         """
         count = self.settings.prompts
         tokens = self.settings.tokens
-        texts = list[Text]()
+        texts = list[TokenText]()
         if not self.settings.answers:
             texts += (
                 text

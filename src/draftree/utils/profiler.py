@@ -9,11 +9,11 @@ from typing import ParamSpec, TypeVar, final
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_RECORD: ContextVar["Record | None"] = ContextVar("draftree.phases", default=None)
+_RECORD: ContextVar["PhaseSeconds | None"] = ContextVar("draftree.phases", default=None)
 
 
 @final
-class Record:
+class PhaseSeconds:
     """Sum the seconds of phases.
 
     Args:
@@ -48,7 +48,7 @@ class Record:
 @contextmanager
 def record_phases(seconds: MutableMapping[str, float]) -> Iterator[None]:
     """Add the seconds of phases inside the context to a dictionary, by the phase's name."""
-    token = _RECORD.set(Record(seconds))
+    token = _RECORD.set(PhaseSeconds(seconds))
     try:
         yield
     finally:

@@ -174,7 +174,7 @@ def rules(of: type) -> tuple[tuple[str, Rule], ...]:
     return tuple((name, rule) for name, rule in found.items() if rule)
 
 
-def check(of: Any, place: str = "") -> None:
+def check_fields(of: Any, place: str = "") -> None:
     """Refuse a dataclass instance with invalid values, in a single message.
 
     Args:
@@ -204,7 +204,7 @@ class Knobs:
 
     def __post_init__(self) -> None:
         """Refuse values that are not allowed."""
-        check(self)
+        check_fields(self)
 
 
 Presets = Mapping[str, Mapping[str, Any]]
@@ -227,7 +227,7 @@ class Part:
 
     def __post_init__(self) -> None:
         """Refuse values that are not allowed."""
-        check(
+        check_fields(
             self, f"{self.spec_name or type(self).__name__.lower()}: "
         )  # a part may have an option `kind`
 
@@ -272,7 +272,7 @@ def parse_options(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
                 raise UnknownName(f"preset of {what}", value, presets)
             preset |= presets[value]
         else:
-            values[key] = read(value, hints[key])
+            values[key] = parse_value(value, hints[key])
     return {**preset, **values}
 
 
@@ -315,7 +315,7 @@ def translate_names(kind: str, given: Mapping[str, Any], known: Collection[str])
     return found
 
 
-def read(given: str, hint: Any) -> Any:
+def parse_value(given: str, hint: Any) -> Any:
     """Convert a text to the number or other value that it represents, or else return the text."""
     kinds = get_args(hint) or (hint,)
     if NoneType in kinds and given.lower() == "none":

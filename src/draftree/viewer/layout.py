@@ -12,7 +12,7 @@ CELL, PAD = 7.2, 8.0
 right of a box's text."""
 ROW, HEIGHT, GAP = 28.0, 22.0, 26.0
 """Sizes in pixels: distance between two lines, height of a box, and gap between two columns."""
-LONGEST = 18
+MAX_LABEL_CELLS = 18
 """Largest width of a token's text in cells. The tooltip contains the whole text."""
 
 
@@ -39,8 +39,8 @@ class Layout:
 def layout(step: Step) -> Layout:
     """Compute the boxes of a step's nodes so that no two of them overlap."""
     items = step.items
-    row = rows(items)
-    labels = [SIGNS[i.kind] + cut_to_cells(i.text, LONGEST) for i in items]
+    row = node_lines(items)
+    labels = [SIGNS[i.kind] + cut_to_cells(i.text, MAX_LABEL_CELLS) for i in items]
     figures = [percent(i.q) if i.rank else "" for i in items]
     cells = [cell_len(a) + (len(b) + 1 if b else 0) for a, b in zip(labels, figures, strict=True)]
     widths = [2 * PAD + CELL * n for n in cells]
@@ -62,7 +62,7 @@ def columns(items: list[Node], widths: list[float]) -> list[float]:
     return left
 
 
-def rows(items: list[Node]) -> list[int]:
+def node_lines(items: list[Node]) -> list[int]:
     """Return the number of the line on which each node is drawn.
 
     A first child is on the line of its parent. Other nodes take the next free line in depth-first

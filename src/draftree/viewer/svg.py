@@ -10,12 +10,12 @@ from draftree.viewer.layout import CELL, GAP, HEIGHT, PAD, Box, layout
 from draftree.viewer.token_text import cut_to_cells, mark_line_ends, percent
 from draftree.viewer.trace import Node, Step, describe_run, totals
 
-STEPS, TALLEST = 24, 6000.0
+MAX_STEPS, MAX_HEIGHT = 24, 6000.0
 """Largest number of steps that are drawn, and largest height of a picture in pixels."""
-MARGIN, HEAD, CAPTION, BETWEEN = 24.0, 84.0, 24.0, 26.0
+MARGIN, HEADER_HEIGHT, CAPTION_HEIGHT, STEP_GAP = 24.0, 84.0, 24.0, 26.0
 """Sizes in pixels: margin of the picture, height of its head, height of a step's caption, and gap
 between two steps."""
-NARROWEST = 760.0
+MIN_WIDTH = 760.0
 """Least width of a picture in pixels, so that the head fits."""
 
 CSS = (Path(__file__).parent / "tree.css").read_text(encoding="utf-8")
@@ -30,10 +30,10 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
     """Return the contents of an SVG file with all steps."""
     verified = [s for s in steps if s.number]
     drawn = steps_that_fit(verified)
-    tall = [CAPTION + layout(s).height + BETWEEN for s in drawn]
-    width = max([NARROWEST, *(layout(s).width for s in drawn)]) + 2 * MARGIN
-    height = MARGIN + HEAD + sum(tall)
-    below = accumulate(tall, initial=MARGIN + HEAD)
+    tall = [CAPTION_HEIGHT + layout(s).height + STEP_GAP for s in drawn]
+    width = max([MIN_WIDTH, *(layout(s).width for s in drawn)]) + 2 * MARGIN
+    height = MARGIN + HEADER_HEIGHT + sum(tall)
+    below = accumulate(tall, initial=MARGIN + HEADER_HEIGHT)
     body = "\n".join(figure(s, y) for s, y in zip(drawn, below, strict=False))
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     prompt = text_of(about.get("prompt", ""))
@@ -49,11 +49,11 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 def steps_that_fit(steps: Sequence[Step]) -> list[Step]:
     """Return the first steps that fit into a picture of limited size; at least one, if any."""
-    tall = accumulate(CAPTION + layout(s).height + BETWEEN for s in steps)
+    tall = accumulate(CAPTION_HEIGHT + layout(s).height + STEP_GAP for s in steps)
     return [
         s
         for i, (s, t) in enumerate(zip(steps, tall, strict=True))
-        if i == 0 or (i < STEPS and t <= TALLEST)
+        if i == 0 or (i < MAX_STEPS and t <= MAX_HEIGHT)
     ]
 
 
@@ -95,7 +95,7 @@ def figure(step: Step, y: float) -> str:
     )  # edges share pieces: the accepted path is drawn on top
     nodes = [node(i, b) for i, b in zip(items, boxes, strict=True)]
     caption = f'<text class="title" x="0" y="12">{escape(step.head)}</text>'
-    inner = "\n".join([f'<g transform="translate(0 {CAPTION:g})">', *edges, *nodes, "</g>"])
+    inner = "\n".join([f'<g transform="translate(0 {CAPTION_HEIGHT:g})">', *edges, *nodes, "</g>"])
     return f'<g transform="translate({MARGIN:g} {y:g})">\n{caption}\n{inner}\n</g>'
 
 

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.text import Text
 
 from draftree.viewer.token_text import cut_to_cells, percent
-from draftree.viewer.trace import SIGNS, Kind, Node, Step, children
+from draftree.viewer.trace import SIGNS, Node, NodeKind, Step, children
 
-STYLES: dict[Kind, str] = {
+STYLES: dict[NodeKind, str] = {
     "root": "default",
     "accepted": "bold green",
     "rejected": "dim",
@@ -21,7 +21,7 @@ LAST = "└ "
 THROUGH = "│ "
 BELOW = "  "
 
-LONGEST = 24
+MAX_LABEL_CELLS = 24
 """Largest width of a token in terminal cells; less in a terminal of fewer than 80 columns."""
 FIGURES = 16
 """Width in terminal cells that a sign, figures and an arrow need in addition to a token."""
@@ -42,7 +42,7 @@ def lines(step: Step, width: int) -> Iterator[Text]:
     width = max(width, 40)
     items = step.items
     below = children(items)
-    longest = min(LONGEST, width // 2 - FIGURES)
+    longest = min(MAX_LABEL_CELLS, width // 2 - FIGURES)
 
     def branch(i: int, prefix: str, first: str) -> Iterator[Text]:
         run = [i]

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from draftree.request import Emitted, Origin
 from draftree.viewer.token_text import Spellings
 
-Kind = Literal["root", "accepted", "rejected", "bonus"]
-SIGNS: dict[Kind, str] = {"root": "", "accepted": "✓ ", "rejected": "", "bonus": "⇒ "}
+NodeKind = Literal["root", "accepted", "rejected", "bonus"]
+SIGNS: dict[NodeKind, str] = {"root": "", "accepted": "✓ ", "rejected": "", "bonus": "⇒ "}
 """Signs that are shown before a token, so that its kind is visible without colours."""
 
 
@@ -48,7 +48,7 @@ class Node:
     accepted: bool
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> NodeKind:
         """Return the kind of the node; `bonus` is the target's token after the accepted path."""
         if self.rank:
             return "accepted" if self.accepted else "rejected"

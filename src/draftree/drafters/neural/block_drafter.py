@@ -25,7 +25,7 @@ from draftree.drafters.neural.draft_vocabulary import (
     expand_logits,
 )
 from draftree.drafters.neural.head_drafter import group_by_depth, make_candidates
-from draftree.drafters.neural.llama_modules import SIZES, make_one_layer_config
+from draftree.drafters.neural.llama_modules import COPIED_ENTRIES, make_one_layer_config
 from draftree.drafters.neural.training_masks import block_starts
 from draftree.drafters.neural.transformer_step_state import (
     SPARE_SLOTS,
@@ -33,7 +33,14 @@ from draftree.drafters.neural.transformer_step_state import (
     truncate_unread,
 )
 from draftree.errors import UserError
-from draftree.formats.block_drafters import MAP, Kind, Layout, Sight, load_checkpoint, make_config
+from draftree.formats.block_drafters import (
+    VOCABULARY_OFFSETS,
+    BlockDrafterConfig,
+    DrafterKind,
+    Sight,
+    load_checkpoint,
+    make_config,
+)
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
@@ -75,7 +82,7 @@ class ParallelMethod(TrainableMethod):
     draft_vocab: int = knob(0, least=0)
     init: Init = "target"
 
-    def layout(self, target: Target, causal: bool, shifted: bool) -> Layout:
+    def layout(self, target: Target, causal: bool, shifted: bool) -> BlockDrafterConfig:
         """Return the layout of a new drafter.
 
         Raises:
@@ -88,7 +95,7 @@ class ParallelMethod(TrainableMethod):
             raise UserError(f"{self.kind()}: mask is {self.mask}, allowed are 0 … {vocab - 1}")
         llama = make_one_layer_config(target.decoder.config)
         rope: Any = llama.rope_parameters
-        values = {name: getattr(llama, name) for name in SIZES} | {
+        values = {name: getattr(llama, name) for name in COPIED_ENTRIES} | {
             "vocab_size": vocab,
             "hidden_size": target.decoder.hidden,
             "model_type": "qwen3",
@@ -102,7 +109,7 @@ class ParallelMethod(TrainableMethod):
         }
         reads = select_fused_layers(target, self.features)
         mask = vocab - 1 if self.mask is None else self.mask
-        return Layout(
+        return BlockDrafterConfig(
             values,
             self.block,
             mask,
@@ -112,7 +119,7 @@ class ParallelMethod(TrainableMethod):
             self.draft_vocab,
         )
 
-    def known(self, layout: Layout) -> Self:
+    def known(self, layout: BlockDrafterConfig) -> Self:
         """Return these options, with the values that a checkpoint fixes."""
         return replace(
             self,
@@ -128,21 +135,23 @@ def open_checkpoint(
     stored: Checkpoint,
     target: Target,
     method: str,
-    make: Callable[[Layout, Target, dict[str, Tensor]], Net],
-) -> tuple[Checkpoint, Layout, Net]:
+    make: Callable[[BlockDrafterConfig, Target, dict[str, Tensor]], Net],
+) -> tuple[Checkpoint, BlockDrafterConfig, Net]:
     """Return a checkpoint with its tensors, its layout, and the network that contains the tensors.
 
     Raises:
         UserError: the checkpoint is broken, or does not fit the target.
     """
     stored, layout = load_checkpoint(stored)
-    _check(layout, target, stored, method)
+    _check_target_fit(layout, target, stored, method)
     net = stored.network(lambda: make(layout, target, stored.tensors))
-    check_map(stored.tensors.get(MAP), target, stored.folder)
+    check_map(stored.tensors.get(VOCABULARY_OFFSETS), target, stored.folder)
     return stored, layout, net
 
 
-def _check(layout: Layout, target: Target, stored: Checkpoint, method: str) -> None:
+def _check_target_fit(
+    layout: BlockDrafterConfig, target: Target, stored: Checkpoint, method: str
+) -> None:
     """Check that a published layout fits the target.
 
     Raises:
@@ -190,7 +199,7 @@ class ParallelDrafter(Trainable[BlockState]):
 
     knobs: ParallelMethod
     model: ParallelNet
-    kind: ClassVar[Kind]
+    kind: ClassVar[DrafterKind]
     by_path: ClassVar[bool]
     """Whether candidates after a node depend on the tokens of its path, or only on its depth."""
     expands_paths = True

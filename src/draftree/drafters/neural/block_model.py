@@ -21,9 +21,15 @@ from transformers import Cache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, rotate_half
 
 from draftree.drafters.neural.draft_vocabulary import TargetHead, drafted
-from draftree.drafters.neural.llama_modules import Rotary, initialise, of_values, run, stored_shape
+from draftree.drafters.neural.llama_modules import (
+    Rotary,
+    apply_layers,
+    initialise,
+    of_values,
+    stored_shape,
+)
 from draftree.drafters.neural.training_masks import additive
-from draftree.formats.block_drafters import EMBEDDING, HEAD, Layout, Sight
+from draftree.formats.block_drafters import EMBEDDING_WEIGHT, HEAD_WEIGHT, BlockDrafterConfig, Sight
 from draftree.target.target import Target
 from draftree.tree import DraftVocab
 
@@ -82,7 +88,9 @@ class ParallelNet(nn.Module):
         layout: the layout, in which the mask token is chosen when training begins.
     """
 
-    def __init__(self, layout: Layout, target: Target, own: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, layout: BlockDrafterConfig, target: Target, own: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
         config = of_values(layout.values, Qwen3Config)
         assert isinstance(config, Qwen3Config)
@@ -98,13 +106,13 @@ class ParallelNet(nn.Module):
         self.rotary, self.shape = Rotary(config), stored_shape(config)
         self.embed_tokens = (
             nn.Embedding(target.decoder.vocab, size).requires_grad_(False)
-            if EMBEDDING in own
+            if EMBEDDING_WEIGHT in own
             else None
         )
         mapped = target.decoder.vocab if layout.draft_vocab else None
         head = (
-            OwnHead(size, len(own[HEAD]), mapped, target)
-            if HEAD in own
+            OwnHead(size, len(own[HEAD_WEIGHT]), mapped, target)
+            if HEAD_WEIGHT in own
             else TargetHead(target, layout.draft_vocab)
         )
         self.lm_head: OwnHead | TargetHead = head
@@ -172,7 +180,7 @@ class ParallelNet(nn.Module):
         }
         layers = zip(self.layers, self.layout.sights, strict=True)
         for sight, same in groupby(layers, key=itemgetter(1)):
-            x = run([layer for layer, _ in same], x, rotated, masks[sight], cache)
+            x = apply_layers([layer for layer, _ in same], x, rotated, masks[sight], cache)
         out: Tensor = self.norm(x)
         return out
 

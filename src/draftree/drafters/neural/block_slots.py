@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from draftree.drafters.neural.block_model import ParallelNet
-from draftree.formats.block_drafters import Layout
+from draftree.formats.block_drafters import BlockDrafterConfig
 from draftree.models.kv_cache import SlotCache
 from draftree.tree import Ints, Tree
 
 
 @dataclass(frozen=True)
-class Group:
+class SlotGroup:
     """The slots after one root; the last slots draft.
 
     Attributes:
@@ -33,19 +33,19 @@ class Group:
     given: Tensor
     sees: Tensor
 
-    def to(self, device: torch.device) -> "Group":
+    def to(self, device: torch.device) -> "SlotGroup":
         """Return the group with its tensors on another device."""
-        return Group(self.offsets.to(device), self.given.to(device), self.sees.to(device))
+        return SlotGroup(self.offsets.to(device), self.given.to(device), self.sees.to(device))
 
 
-def make_slot_group(layout: Layout, conditioned: bool) -> Group:
+def make_slot_group(layout: BlockDrafterConfig, conditioned: bool) -> SlotGroup:
     """Return the slots after a root in training.
 
     They are a block of masks or, if `conditioned`, the text's tokens and a mask after each of them.
     """
     if not conditioned:
         at = torch.arange(layout.block)
-        return Group(at, at == 0, torch.ones(len(at), len(at), dtype=torch.bool))
+        return SlotGroup(at, at == 0, torch.ones(len(at), len(at), dtype=torch.bool))
     at = torch.arange(layout.drafts)
     before, none = at[:, None] >= at, torch.zeros(len(at), len(at), dtype=torch.bool)
     sees = torch.cat(
@@ -54,7 +54,7 @@ def make_slot_group(layout: Layout, conditioned: bool) -> Group:
             torch.cat((before, torch.eye(len(at), dtype=torch.bool)), dim=1),
         )
     )
-    return Group(torch.cat((at, at + 1)), torch.arange(2 * len(at)) < len(at), sees)
+    return SlotGroup(torch.cat((at, at + 1)), torch.arange(2 * len(at)) < len(at), sees)
 
 
 def compute_mask_outputs(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tensor:

@@ -44,7 +44,7 @@ from draftree.drafters.neural.transformer_step_state import (
     NO_TOKENS,
     SPARE_SLOTS,
     Decoding,
-    Layout,
+    StepLayout,
     lay_out,
     move_unread,
     rewind,
@@ -439,7 +439,7 @@ class PairDrafter(PairReader):
         return _append_fed_nodes(state, layout.fed, nodes, torch.cat(each, dim=-1)), None
 
     def _fed(
-        self, state: PairState, layout: Layout, nodes: Ints, features: Tensor
+        self, state: PairState, layout: StepLayout, nodes: Ints, features: Tensor
     ) -> tuple[PairState, Tensor]:
         """Run one pass of a network without levels.
 

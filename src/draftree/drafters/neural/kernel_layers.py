@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftree.models.fused_cpu_modules import Replacement, children, replace_modules
+from draftree.models.fused_cpu_modules import Replacement, named_submodules, replace_modules
 from draftree.models.kernel_names import Kernels
 from draftree.models.kv_cache import KVView, Writer
 from draftree.models.native_layers import (
@@ -116,7 +116,7 @@ def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> Non
     """
     inside = set[nn.Module]()
     if layers:
-        for parent, name, child in [(None, "", network), *children(network)]:
+        for parent, name, child in [(None, "", network), *named_submodules(network)]:
             if child in inside or not fits(child):
                 continue
             native = NativeLayer(child)

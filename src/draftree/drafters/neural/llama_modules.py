@@ -23,7 +23,7 @@ from draftree.models.supported_architectures import LENGTH_DEPENDENT_ROPE, cache
 from draftree.utils.files import Entries, as_user_error
 
 Config = TypeVar("Config", LlamaConfig, Qwen3Config)
-SIZES = (
+COPIED_ENTRIES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -37,7 +37,7 @@ SIZES = (
 )
 CACHE = str(cache_argument(inspect.signature(LlamaDecoderLayer.forward).parameters))
 """Name of the argument by which the layers of the installed transformers take the cache."""
-HEAD = 64
+USUAL_HEAD_SIZE = 64
 """Usual size of an attention head."""
 IGNORED_FIELDS = (
     "architectures",
@@ -55,10 +55,10 @@ def make_one_layer_config(config: PreTrainedConfig) -> LlamaConfig:
 
     The target may have any architecture.
     """
-    values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
+    values = {k: v for k in COPIED_ENTRIES if (v := getattr(config, k, None)) is not None}
     values.setdefault("intermediate_size", 4 * config.hidden_size)
     if "num_attention_heads" not in values:  # a target without attention
-        heads = max(config.hidden_size // HEAD, 1)
+        heads = max(config.hidden_size // USUAL_HEAD_SIZE, 1)
         values |= {
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
@@ -98,7 +98,7 @@ def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Co
         {k: v for k, v in values.items() if k not in IGNORED_FIELDS},
         Entries(values, "the drafter's config.json"),
     )
-    for name in SIZES[:-2]:
+    for name in COPIED_ENTRIES[:-2]:
         said.get(name, float | None, None, least=0 if name == "rms_norm_eps" else 1)
     with as_user_error(f"the drafter's config.json is not a {kind.model_type} one"):
         explicit = kind is LlamaConfig and known.get("head_dim")
@@ -186,7 +186,7 @@ class Rotary(nn.Module):
         return torch.cat(cosines), torch.cat(sines)
 
 
-def run(
+def apply_layers(
     layers: Iterable[nn.Module],
     x: Tensor,
     rotated: tuple[Tensor, Tensor],

@@ -62,7 +62,7 @@ class Decoding:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """The places of a frontier's nodes in one pass.
 
     Attributes:
@@ -98,7 +98,7 @@ class Layout:
         return out[to_device(places, out.device)]
 
 
-def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
+def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> StepLayout:
     """Return a pass over the frontier's nodes.
 
     Each node sees the committed tokens of its sequence, and those nodes of its path that were read.
@@ -127,7 +127,7 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
     feed = ForwardBatch.packed(tokens, positions, starts, visible, scratch, device)
     feed = feed.widened(cache.ladder.width(feed.width))  # as in captured passes
     fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
-    return Layout(feed, owner, columns, fed)
+    return StepLayout(feed, owner, columns, fed)
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafters.retrieval.ngram_build import Counts, contexts, joined, sum_equal_ngrams
+from draftree.drafters.retrieval.ngram_build import Counts, concatenate, contexts, sum_equal_ngrams
 from draftree.drafters.retrieval.ngram_table import Table, number_of, read_successors
 from draftree.drafters.retrieval.suffix_array import context_of
 from draftree.native import Array, native_as
@@ -61,7 +61,7 @@ class Increments(NamedTuple):
                     times[there].astype(np.int64),
                 )
             )
-        run = sum_equal_ngrams(joined(runs), n, width)
+        run = sum_equal_ngrams(concatenate(runs), n, width)
         context, start = np.unique(run.context, return_index=True)
         start = np.append(start, len(run.token)).astype(np.int64)
         widest = int(np.diff(start).max(initial=0))

@@ -11,7 +11,7 @@ import numpy as np
 from draftree.drafters.retrieval.suffix_tree import Int32s
 from draftree.tree import Ints
 
-NONE = -1
+MISSING = -1
 """Stands for a missing successor or a missing line."""
 MIN_LINES = 256
 """Number of lines for which memory is allocated at first."""
@@ -25,10 +25,10 @@ class Lines:
 
     Attributes:
         tokens: [M] the token of each line.
-        successors: [M, K] the token's successors, the most likely first; `NONE` in unused places.
+        successors: [M, K] the token's successors, the most likely first; `MISSING` in unused places.
         confirmed: [M] the number of times in a row that a new line of the token had the same first
             successor as the line before, at most `MAX_CONFIRMATIONS`.
-        earlier: [M] the previous line of the same token; `NONE` for its first line.
+        earlier: [M] the previous line of the same token; `MISSING` for its first line.
         newest: [V] the last line of each token.
         used: the number of lines.
     """
@@ -49,7 +49,7 @@ class Lines:
             np.empty((room, width), np.int32),
             confirmed,
             earlier,
-            np.full(vocab, NONE, np.int32),
+            np.full(vocab, MISSING, np.int32),
         )
 
     def append(
@@ -85,7 +85,7 @@ class Adjacency:
         return self.size
 
     def find(self, tokens: Ints | Int32s) -> Int32s:
-        """Return the number of each token's line [F]; `NONE` for a token without a line."""
+        """Return the number of each token's line [F]; `MISSING` for a token without a line."""
         at = self.lines.newest[tokens]
         while (later := at >= self.size).any():
             at = np.where(later, self.lines.earlier[np.where(later, at, 0)], at)
@@ -103,13 +103,13 @@ class Adjacency:
         if not self.size and behind is not None:
             return behind.look_up(tokens)
         if not self.size:
-            return np.full((len(tokens), self.lines.successors.shape[1]), NONE, np.int32), np.zeros(
-                len(tokens), np.int32
-            )
+            return np.full(
+                (len(tokens), self.lines.successors.shape[1]), MISSING, np.int32
+            ), np.zeros(len(tokens), np.int32)
         at = self.find(tokens)
         successors, confirmed = self.lines.successors[at], self.lines.confirmed[at]
         if (missing := at < 0).any():
-            successors[missing], confirmed[missing] = NONE, 0
+            successors[missing], confirmed[missing] = MISSING, 0
             if behind is not None:
                 successors[missing], confirmed[missing] = behind.look_up(tokens[missing])
         return successors, confirmed
@@ -127,7 +127,7 @@ class Adjacency:
         last = len(tokens) - 1 - np.unique(tokens[::-1], return_index=True)[1]
         tokens, successors = tokens[last], successors[last]
         before, confirmed = self.look_up(tokens, behind)
-        same = (before[:, 0] == successors[:, 0]) & (before[:, 0] != NONE)
+        same = (before[:, 0] == successors[:, 0]) & (before[:, 0] != MISSING)
         return self._plus(
             tokens, successors, np.where(same, np.minimum(confirmed + 1, MAX_CONFIRMATIONS), 0)
         )
@@ -177,7 +177,7 @@ def pairs_of(text: Ints, width: int) -> tuple[Ints, Int32s]:
     order = np.lexsort((first, different[:, 0]))  # by token, the most recent pair first
     tokens, begins, counts = np.unique(different[order, 0], return_index=True, return_counts=True)
     rank = np.arange(len(order)) - np.repeat(begins, counts)
-    found, few = np.full((len(tokens), width), NONE, np.int32), rank < width
+    found, few = np.full((len(tokens), width), MISSING, np.int32), rank < width
     found[np.repeat(np.arange(len(tokens)), counts)[few], rank[few]] = different[order, 1][few]
     return tokens, found
 
@@ -189,6 +189,6 @@ def merged(first: Int32s, then: Int32s) -> Int32s:
     """
     both = np.concatenate((first, then), axis=1)
     again = np.triu(both[:, :, None] == both[:, None, :], k=1).any(axis=1)
-    order = np.argsort(again | (both == NONE), axis=1, kind="stable")[:, : first.shape[1]]
+    order = np.argsort(again | (both == MISSING), axis=1, kind="stable")[:, : first.shape[1]]
     kept = np.take_along_axis(both, order, axis=1)
-    return np.where(np.take_along_axis(again, order, axis=1), np.int32(NONE), kept)
+    return np.where(np.take_along_axis(again, order, axis=1), np.int32(MISSING), kept)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftree.drafters.retrieval.ngram_table import (
-    BLOCK,
+    CONTEXTS_PER_SUM,
     FULL_SHARE,
     HEADER,
     Grams,
-    check,
+    check_context_size,
     kinds,
     table_of,
     width_of,
@@ -45,7 +45,7 @@ class Counts(NamedTuple):
     times: Array
 
 
-def joined(runs: Iterable[Counts]) -> Counts:
+def concatenate(runs: Iterable[Counts]) -> Counts:
     """Return the concatenation of runs, which is not sorted."""
     return Counts(*(np.concatenate(column) for column in zip(*runs, strict=True)))
 
@@ -98,7 +98,7 @@ class GramSettings(Knobs):
         return width_of(self.vocab)
 
 
-def build(
+def build_ngram_table(
     documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the files of an n-gram table.
@@ -118,7 +118,7 @@ def build(
     Raises:
         UserError: the corpus has no n-gram, or an id is not in the vocabulary.
     """
-    check(plan.n, plan.vocab)
+    check_context_size(plan.n, plan.vocab)
     read = Counter(documents=0, tokens=0, grams=0)
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
@@ -143,7 +143,7 @@ def build(
 def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
     """Return an n-gram table in memory, for small corpora."""
     with tempfile.TemporaryDirectory() as folder:
-        build(documents, plan, Path(folder), lambda _: None)
+        build_ngram_table(documents, plan, Path(folder), lambda _: None)
         mapped = Grams.opened(Path(folder))
         table = table_of({name: np.array(array) for name, array in mapped.table._asdict().items()})
     return Grams(table, plan.n, plan.vocab)
@@ -178,10 +178,10 @@ def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -
             size += grams
             read.update(grams=grams)
             if size >= plan.piece:
-                yield joined(waiting)
+                yield concatenate(waiting)
                 waiting, size = [], 0
     if size:
-        yield joined(waiting)
+        yield concatenate(waiting)
 
 
 class TablePart(NamedTuple):
@@ -244,7 +244,7 @@ class Threads:
     def merged(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
         """Return the contexts in a range, merged from all runs, in the stored form."""
         runs, (low, high) = job
-        whole = joined(run.part(low, high) for run in runs)
+        whole = concatenate(run.part(low, high) for run in runs)
         return select_successors(sum_equal_ngrams(whole, self.plan.n, self.plan.width), self.plan)
 
 
@@ -339,7 +339,7 @@ class TableWriter:
         """Write the remaining files, and return numbers of entries and bytes."""
         size = np.fromfile(self.folder / "size.bin", self.kinds["size"])
         blocks = (
-            np.add.reduceat(size, np.arange(0, len(size), BLOCK), dtype=np.int64)
+            np.add.reduceat(size, np.arange(0, len(size), CONTEXTS_PER_SUM), dtype=np.int64)
             if size.size
             else np.zeros(0)
         )

@@ -22,7 +22,7 @@ from draftree.tree import Floats, Ints
 from draftree.utils.files import Entries, read_object
 
 HEADER = "ngrams.json"
-BLOCK = 64
+CONTEXTS_PER_SUM = 64
 """Number of contexts between two running sums."""
 FULL_SHARE = 65535
 """The integer that represents the share 1."""
@@ -33,7 +33,7 @@ def width_of(vocab: int) -> int:
     return max(1, (vocab - 1).bit_length())
 
 
-def check(n: int, vocab: int) -> None:
+def check_context_size(n: int, vocab: int) -> None:
     """Raise a `UserError` if a context does not fit into 64 bits."""
     if (n - 1) * width_of(vocab) > 64:
         raise UserError(
@@ -87,7 +87,7 @@ class Grams:
     @classmethod
     def none(cls, n: int, vocab: int) -> "Grams":
         """Return a table without n-grams."""
-        check(n, vocab)
+        check_context_size(n, vocab)
         small = {name: np.zeros(0, kind) for name, kind in kinds(n, vocab, 0).items()}
         return cls(
             table_of(
@@ -106,7 +106,7 @@ class Grams:
         """
         header = Entries(read_object(folder / HEADER, "the header of n-grams"), folder / HEADER)
         n, vocab = header.get("n", Literal[2, 3, 4]), header.get("vocab", int, least=1)
-        check(n, vocab)
+        check_context_size(n, vocab)
         said = Entries(header.get("arrays", dict), f"'{folder / HEADER}': arrays")
         arrays = {}
         for name, kind in kinds(n, vocab, 0).items():
@@ -132,7 +132,7 @@ def _fit(table: Table, vocab: int) -> bool:
     Their values are checked where they are used.
     """
     contexts, stored = len(table.size), len(table.share)
-    sums = ((table.first, vocab, contexts), (table.sums, -(-contexts // BLOCK), stored))
+    sums = ((table.first, vocab, contexts), (table.sums, -(-contexts // CONTEXTS_PER_SUM), stored))
     return (
         len(table.context_low) == contexts
         and len(table.token_low) == stored

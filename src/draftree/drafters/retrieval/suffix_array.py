@@ -57,7 +57,7 @@ class PrefixTree(NamedTuple):
     children: Ints
 
 
-def joined(documents: list[Ints]) -> NDArray[np.uint32]:
+def join_documents(documents: list[Ints]) -> NDArray[np.uint32]:
     """Return one array of all documents' tokens, with a separator after each document."""
     parts = (part for document in documents for part in (document, [SEPARATOR]))
     return np.concatenate(list(parts), dtype=np.uint32, casting="unsafe")

@@ -32,8 +32,8 @@ The parent −1 is the end of the pattern.
 
 END = -1
 """The token that follows every document of the memory."""
-BLOCKS = 8
-"""The size of a block of the memory is at most 1/`BLOCKS` of the size of the memory.
+MIN_BLOCKS = 8
+"""The size of a block of the memory is at most 1/`MIN_BLOCKS` of the size of the memory.
 
 The memory is dropped block by block.
 """
@@ -91,7 +91,7 @@ class Outputs(NamedTuple):
             longest: largest number of tokens of a pattern.
             size: largest number of tokens, including the ends of documents.
         """
-        allowed = max(size // BLOCKS, 3)  # in a smaller block no token would have a successor
+        allowed = max(size // MIN_BLOCKS, 3)  # in a smaller block no token would have a successor
         new = [np.append(d[1 - allowed :], END).astype(np.int32) for d in documents if len(d) > 1]
         if not new:
             return self
@@ -100,7 +100,7 @@ class Outputs(NamedTuple):
             self.order - np.repeat(self.blocks[:-1], np.diff(self.sorted_blocks)),
             self.sorted_blocks[1:-1],
         )
-        for document in _joined(new, allowed):
+        for document in _join_documents(new, allowed):
             while (
                 blocks
                 and len(blocks[-1]) < 2 * len(document)
@@ -116,7 +116,7 @@ class Outputs(NamedTuple):
         return Outputs(np.concatenate(blocks), order.astype(np.int32), starts, sorted_starts)
 
 
-def _joined(documents: Sequence[Int32s], allowed: int) -> list[Int32s]:
+def _join_documents(documents: Sequence[Int32s], allowed: int) -> list[Int32s]:
     """Return documents joined to blocks of at most `allowed` tokens."""
     blocks = list[Int32s]()
     for document in documents:

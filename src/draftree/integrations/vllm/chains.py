@@ -18,18 +18,18 @@ from typing_extensions import override
 from draftree.costs.curves import Costs, CostSource
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
-from draftree.integrations.vllm.requests import Row, Slots
+from draftree.integrations.vllm.requests import RequestStep, Slots
 from draftree.kernels.tree_ops import NodeTable
 from draftree.metrics import Work
 from draftree.models.kv_cache import SlotCache
-from draftree.policies.base import Policy, Search
+from draftree.policies.base import Policy, RetrievalExpand
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates
 from draftree.tree import AcceptResult, Candidates, Ints, SubtreeCandidates, Tree, TreeBudget
 
-NONE = np.zeros(0, np.int64)
+NO_TOKENS = np.zeros(0, np.int64)
 NO_CACHE = cast(SlotCache, None)
-NO_TAPS = HiddenStates({}, NONE, NONE, NONE, NO_CACHE)
+NO_TAPS = HiddenStates({}, NO_TOKENS, NO_TOKENS, NO_TOKENS, NO_CACHE)
 """Placeholders for the cache and the hidden states, which drafters that read only text do not
 use."""
 MAX_SPARE_RATIO = 4
@@ -37,7 +37,7 @@ MAX_SPARE_RATIO = 4
 
 
 @dataclass
-class TextSearch(Search):
+class TextSearch(RetrievalExpand):
     """Give a policy access to a drafter that reads only text, and time its calls.
 
     Attributes:
@@ -76,7 +76,7 @@ class TextSearch(Search):
 
 
 @dataclass(frozen=True)
-class Step:
+class PendingChains:
     """Store the chains of one call until the next call shows which tokens were accepted.
 
     Attributes:
@@ -154,9 +154,9 @@ class Chains:
         self.slots, self.figures = Slots(), Figures()
         self._state: Any = None
         self._memory = policy.start()
-        self._last: Step | None = None
+        self._last: PendingChains | None = None
 
-    def step(self, rows: Sequence[Row], steady: bool = True) -> list[list[int]]:
+    def step(self, rows: Sequence[RequestStep], steady: bool = True) -> list[list[int]]:
         """Learn from the last step, and return a chain of token ids for each request.
 
         Args:
@@ -177,7 +177,7 @@ class Chains:
         return chains
 
     def _learn(
-        self, rows: Sequence[Row], slots: list[int | None], began: float, steady: bool
+        self, rows: Sequence[RequestStep], slots: list[int | None], began: float, steady: bool
     ) -> list[int | None]:
         """Update drafter, policy and costs with the accept results of the last step's chains.
 
@@ -213,7 +213,7 @@ class Chains:
             self._time(last, began - last.ended, sum(map(len, paths)) + tree.roots)
         return known
 
-    def _time(self, last: Step, seconds: float, gained: int) -> None:
+    def _time(self, last: PendingChains, seconds: float, gained: int) -> None:
         """Learn costs from the time of one step of vLLM.
 
         Args:
@@ -248,7 +248,7 @@ class Chains:
         )
         self._state = self.drafter.truncate(self._state, lengths, np.array(gone, np.int64))
 
-    def _begin(self, rows: Sequence[Row], slots: Sequence[int | None]) -> list[int]:
+    def _begin(self, rows: Sequence[RequestStep], slots: Sequence[int | None]) -> list[int]:
         """Start new requests in free slots, and return the slot of each request."""
         live = [slot for slot in slots if slot is not None]
         placed = (
@@ -268,7 +268,7 @@ class Chains:
             self._state = self.drafter.start(committed, roots, NO_TAPS, self._state, which)
         return found
 
-    def _wasteful(self, rows: Sequence[Row]) -> bool:
+    def _wasteful(self, rows: Sequence[RequestStep]) -> bool:
         return bool(rows) and len(self.slots.texts) > MAX_SPARE_RATIO * len(rows)
 
     def _resized(self, slots: Sequence[int | None], wanted: int) -> list[int | None]:
@@ -287,15 +287,19 @@ class Chains:
         place = {slot: i for i, slot in enumerate(kept)}
         return [None if slot is None else place[slot] for slot in slots]
 
-    def _committed(self, rows: Sequence[Row], slots: Sequence[int]) -> tuple[list[Ints], Ints]:
+    def _committed(
+        self, rows: Sequence[RequestStep], slots: Sequence[int]
+    ) -> tuple[list[Ints], Ints]:
         """Return the committed tokens of each slot, empty for free ones, and [S] the roots."""
-        committed = [NONE] * len(self.slots.texts)
+        committed = [NO_TOKENS] * len(self.slots.texts)
         roots = np.zeros(len(committed), np.int64)
         for row, slot in zip(rows, slots, strict=True):
             committed[slot], roots[slot] = row.text[:-1], row.text[-1]
         return committed, roots
 
-    def _draft(self, rows: Sequence[Row], slots: Sequence[int], began: float) -> list[list[int]]:
+    def _draft(
+        self, rows: Sequence[RequestStep], slots: Sequence[int], began: float
+    ) -> list[list[int]]:
         context = max(len(row.text) for row in rows)
         costs = self.costs.at(context, len(rows))
         order = np.argsort(slots)
@@ -314,12 +318,14 @@ class Chains:
         frontiers = tuple(step.tokens for step in search.steps)
         work = Work(frontiers, len(tree), len(rows), context)
         self.figures.drafted += tree.drafted
-        self._last = Step(tree, costs, work, tuple(search.steps), began, time.perf_counter())
+        self._last = PendingChains(
+            tree, costs, work, tuple(search.steps), began, time.perf_counter()
+        )
         by_slot = dict(zip(roots.row.tolist(), chains, strict=True))
         return [by_slot[slot] for slot in slots]
 
 
-def _judged(tree: Tree, slot: int, row: Row) -> tuple[list[int], int] | None:
+def _judged(tree: Tree, slot: int, row: RequestStep) -> tuple[list[int], int] | None:
     """Return the numbers of the accepted nodes in a slot's chain, and the token after them.
 
     Return None if the text does not continue with tokens of the chain and one more token.

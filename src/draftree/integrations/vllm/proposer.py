@@ -20,7 +20,7 @@ from draftree.errors import first_line
 from draftree.integrations.vllm.chains import Chains
 from draftree.integrations.vllm.costs import step_costs
 from draftree.integrations.vllm.options import ProposerOptions, open_drafter, open_policy
-from draftree.integrations.vllm.requests import Row
+from draftree.integrations.vllm.requests import RequestStep
 from draftree.utils.files import write_text
 
 LOG = logging.getLogger("vllm.draftree")
@@ -139,8 +139,8 @@ def vllm_version() -> str:
     return str(getattr(sys.modules.get("vllm"), "__version__", "not loaded"))
 
 
-def _row(new: Sequence[int], length: Any, tokens: Any) -> Row:
-    return Row(np.array(tokens[: int(length)], np.int64), len(new))
+def _row(new: Sequence[int], length: Any, tokens: Any) -> RequestStep:
+    return RequestStep(np.array(tokens[: int(length)], np.int64), len(new))
 
 
 def _tokenizer(model_config: Any) -> Any:

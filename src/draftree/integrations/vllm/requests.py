@@ -17,7 +17,7 @@ compared afterwards.
 
 
 @dataclass(frozen=True)
-class Row:
+class RequestStep:
     """Store the tokens of one request after a step of vLLM.
 
     Attributes:
@@ -49,7 +49,7 @@ class Slots:
         """Return the slots in use."""
         return [slot for slot, text in enumerate(self.texts) if text is not None]
 
-    def match(self, rows: Sequence[Row]) -> list[int | None]:
+    def match(self, rows: Sequence[RequestStep]) -> list[int | None]:
         """Return the slot of each request; None for a request that is new.
 
         A request is new if it was not in the batch at the last call.

@@ -49,7 +49,7 @@ class _Ours:
         return self
 
 
-class Recorder(PassThroughCache):
+class ShapeRecorder(PassThroughCache):
     """Record the shapes of the tensors that layers hand to their cache, in a pass over one token.
 
     Recurrent layers run transformers' own functions.

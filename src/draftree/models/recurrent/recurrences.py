@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftree.models.recurrent.token_ancestors import Paths
+from draftree.models.recurrent.token_ancestors import TreePaths
 
 Parts = Mapping[str, Tensor]
 """The tensors of a stash by name: [R, H, M, …] for all slots, or [H, p, …] for one path."""
@@ -45,7 +45,7 @@ class Stash:
         )
 
 
-def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
+def _decay(paths: TreePaths, along: Tensor, slots: Tensor) -> Tensor:
     """Return the decays D [R, H, n, M, c] from slots to tokens; 0 off a token's path.
 
     Args:
@@ -59,7 +59,7 @@ def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
     ).exp()  # masked first, as exp could overflow
 
 
-def _along(paths: Paths, own: Tensor) -> Tensor:
+def _along(paths: TreePaths, own: Tensor) -> Tensor:
     """Return the sums [R, H, n, c] of the log decays along each token's path to the root.
 
     Args:
@@ -70,7 +70,7 @@ def _along(paths: Paths, own: Tensor) -> Tensor:
 
 
 def delta_tree(
-    paths: Paths,
+    paths: TreePaths,
     before: Parts,
     q: Tensor,
     k: Tensor,
@@ -139,7 +139,7 @@ def delta_fold(state: Tensor, parts: Parts) -> None:
 
 
 def ssd_tree(
-    paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor
+    paths: TreePaths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Stash]:
     """Compute the state space duality (SSD) of Mamba-2 for all tokens of a draft tree.
 
@@ -183,7 +183,7 @@ def ssd_fold(state: Tensor, parts: Parts) -> None:
 
 
 def s6_tree(
-    paths: Paths,
+    paths: TreePaths,
     before: Parts,
     x: Tensor,
     step: Tensor,
@@ -244,7 +244,9 @@ def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> None:
     state.mul_((until[-1, :, None] * a).exp()).add_((left * x[:, :, None] * b[:, None]).sum(0))
 
 
-def convolve_paths(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def convolve_paths(
+    paths: TreePaths, columns: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
     """Compute a causal depthwise convolution along tree paths.
 
     A token's result is the weighted sum of the last K columns of its path, which ends with its own

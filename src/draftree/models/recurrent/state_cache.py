@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.recurrent.recurrences import Stash
-from draftree.models.recurrent.token_ancestors import Paths
+from draftree.models.recurrent.token_ancestors import TreePaths
 from draftree.tree import Ints
 
 Key = tuple[int, int]
@@ -76,7 +76,7 @@ class Scratch:
         made: the stash of the tokens or the final states, by state.
     """
 
-    paths: Paths
+    paths: TreePaths
     columns: dict[Key, Tensor] = field(default_factory=dict)
     made: dict[Key, Stash | Final] = field(default_factory=dict)
 
@@ -156,7 +156,9 @@ class States:
         """
         before = self._scratch
         later = bool((feed.starts > committed).any())
-        paths = Paths.of(feed, committed, before.paths if later and before else None, self.device)
+        paths = TreePaths.of(
+            feed, committed, before.paths if later and before else None, self.device
+        )
         assert not (paths.whole and paths.later), (
             "a text that is kept whole lies right behind the committed tokens"
         )

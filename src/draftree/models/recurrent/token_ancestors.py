@@ -21,7 +21,7 @@ from draftree.tree import Bools, Ints
 
 
 @dataclass(frozen=True)
-class Paths:
+class TreePaths:
     """Describe the tree paths of a forward batch for recurrent layers.
 
     Attributes:
