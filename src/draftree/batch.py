@@ -109,7 +109,7 @@ class SequenceBatch:
         rows = self.free[: len(requests)]
         if len(rows) < len(requests):
             raise UserError(
-                f"{len(requests)} requests came, allowed are as many as rows are free: {len(rows)}"
+                f"{len(requests)} requests are given, allowed are at most as many as slots are free: {len(rows)}"
             )
         for row, request in zip(rows.tolist(), requests, strict=True):
             self.seat(row, request)

@@ -564,7 +564,7 @@ class Engine(Hinting, metaclass=_Loads):
         else:
             if stops is not None:
                 raise UserError(
-                    "stops are given with a prompt, allowed are they with a Request: write stop=[…]"
+                    "stops are given with a prompt, allowed only with a Request: write stop=[…]"
                 )
             asked = Options.of(None, options)
             if (several := prompts_of(prompt)) is not None:
@@ -609,7 +609,7 @@ class Engine(Hinting, metaclass=_Loads):
         with SCHEDULER_LOCK:
             if self._scheduler is not None and self._scheduler.unfinished:
                 raise UserError(
-                    f"{self._scheduler.unfinished} requests are unfinished, limits are set while there are none"
+                    f"{self._scheduler.unfinished} requests are unfinished, limits can be set when there is none"
                 )
             self._scheduler = Scheduler(self, self._lock, limits)
 
@@ -890,9 +890,7 @@ def default_acceptor(greedy: bool) -> Acceptor:
 def check_listener(on_tokens: Any) -> None:
     """Raise a `UserError` if a listener is neither None nor callable."""
     if on_tokens is not None and not callable(on_tokens):
-        raise UserError(
-            f"on_tokens is {format_value(on_tokens)}, allowed is what can be called, or None"
-        )
+        raise UserError(f"on_tokens is {format_value(on_tokens)}, allowed is a callable, or None")
 
 
 def common_prefix_length(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> int:
@@ -1130,7 +1128,7 @@ def target_of(
         for name, value in {"dtype": dtype, "device": device, **how}.items():
             if value not in (None, False):
                 raise UserError(
-                    f"{name} is {format_value(value)}, allowed is None beside a loaded model, which has its own"
+                    f"{name} is {format_value(value)}, allowed is None with a loaded model, which has its own"
                 )
         target = (
             Target.of(given, exactness=exactness) if isinstance(given, PreTrainedModel) else given

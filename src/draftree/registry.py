@@ -179,7 +179,7 @@ def part(kind: str, name: str) -> type:
 def _load_plugin(kind: str, name: str, base: type) -> type:
     if len(brought := packages(kind, name)) > 1:
         raise UserError(
-            f"{kind} '{name}' is brought by packages {', '.join(sorted(brought))}: allowed is one of them"
+            f"{kind} '{name}' is provided by several packages, {', '.join(sorted(brought))}: allowed is one of them"
         )
     entry = plugins(kind)[name][0]
     where = f"{kind} '{name}' of package '{brought[0]}' cannot be used: entry point {entry.value}"

@@ -203,7 +203,7 @@ MISTAKES = {
     "out of a range": (["bench", "--suite", "demo", "--out", "x.json", "--limit", "0"], "; got '0'; --help says"),
     "none of the choices": (["generate", "x", "--dtype", "fp99"], "'fp99' is not one of 'float64', 'float32', "
                             "'bfloat16', 'float16'; --help says"),
-    "logprobs without JSON": (["generate", "x", "--logprobs", "2"], "--logprobs was given, allowed is it only with --json"),
+    "logprobs without JSON": (["generate", "x", "--logprobs", "2"], "--logprobs was given, allowed only with --json"),
     "a list as schema": (["generate", "x", "--json-schema", "[1]"], "JSON schema '[1]' cannot be used: allowed is an object"),
     "empty regex": (["generate", "x", "--regex", ""], "regex is '', allowed is a pattern of at least one character"),
     "negative temperature": (["generate", "x", "--temperature", "-1", "--drafter", "pld"], "temperature is -1.0"),

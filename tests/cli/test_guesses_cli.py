@@ -489,7 +489,7 @@ def test_a_training_says_how_long_it_will_take_before_it_begins(
     *_, said, _, last = err.splitlines()
     assert (status, last) == (2, "draftree: it begins")
     assert re.fullmatch(
-        r"draftree: [\d,]+ samples of [\d,]+ tokens, 2 epochs: about .* by what passes cost here",
+        r"draftree: [\d,]+ samples of [\d,]+ tokens, 2 epochs: about .* estimated from the cost of passes",
         said,
     )
 

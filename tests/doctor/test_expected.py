@@ -106,7 +106,7 @@ def test_it_is_json_and_stands_alone(tmp_path: Path, draftree: Command) -> None:
     assert "--lossless and --speed were given, allowed is one of them" in err
     status, _, err = draftree(*command, "--limit", "3")
     assert status == 2
-    assert "--limit was given, allowed is it only without --speed" in err
+    assert "--limit was given, allowed only without --speed" in err
 
 
 def test_a_gpu_tells_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,7 +345,7 @@ def test_a_lossy_rule_is_told_as_such() -> None:
 
 
 def test_texts_of_one_token_cannot_be_drawn_behind() -> None:
-    with pytest.raises(UserError, match="nothing can be drawn"):
+    with pytest.raises(UserError, match="no second token can be drawn"):
         checked(model(), cases(["chain"], ["rejection"], [1.0]), replace(SHORT, max_new_tokens=1))
 
 
@@ -457,7 +457,7 @@ def test_the_command_fails_where_the_output_is_another(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--trials", 500), "--trials was given, allowed is it only with --lossless"),
+        (("--trials", 500), "--trials was given, allowed only with --lossless"),
         (("--lossless", "--trials", 5), "trials is 5"),
         (("--lossless", "--acceptor", "typcal"), "did you mean 'typical'"),
         (("--lossless", "--limit", 0), "--limit"),

@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_refused(store: Path, folder: str, tmp_path: Path) 
         tmp_path / "none": "does not exist",
         changed(
             store, tmp_path / "a", drafter="aded"
-        ): "is a datastore for 'aded', asked for was one for 'rest'",
+        ): "is a datastore for 'aded', needed is one for 'rest'",
         changed(
             store, tmp_path / "b", vocab=300
         ): "token ids up to 299, allowed are those below the vocabulary",
@@ -283,7 +283,9 @@ def test_what_does_not_fit_is_refused(store: Path, folder: str, tmp_path: Path) 
     (changed(store, tmp_path / "d") / "suffixes.npy").write_bytes(b"no array")
     wrong |= {tmp_path / "c": "is not a datastore", tmp_path / "d": "cannot read"}
     np.save(changed(store, tmp_path / "e") / "tokens.npy", np.zeros((2, 2), np.uint32))
-    wrong[tmp_path / "e"] = "allowed is a row of this machine's whole numbers"
+    wrong[tmp_path / "e"] = (
+        "allowed is a one-dimensional array of integers in this machine's byte order"
+    )
     for where, told in wrong.items():
         with pytest.raises(UserError, match=told):
             REST(datastore=str(where)).open(target)

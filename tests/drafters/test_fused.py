@@ -592,7 +592,7 @@ def test_probes_are_one_parts() -> None:
     quiet = FusedDrafter([Given({4: 0.5}), Given({5: 0.5})])
     assert quiet.probes(begun(quiet)) is None
     with pytest.raises(
-        UserError, match=r"'given .*' and 'given .*' cannot be fused: each sends probe rows"
+        UserError, match=r"'given .*' and 'given .*' cannot be fused: each adds probes"
     ) as told:
         FusedDrafter([Probing({4: 0.5}), Given({5: 0.5}), Probing({6: 0.5})])
     assert "\n" not in str(told.value)

@@ -281,7 +281,7 @@ def test_a_gpu_that_is_not_there_is_told() -> None:
 def test_a_loaded_model_is_neither_moved_nor_rounded(target: Target, folder: Path) -> None:
     for given in (target, loaded(folder)):
         for wrong in ({"dtype": "float32"}, {"device": "cpu"}):
-            with pytest.raises(UserError, match="allowed is None beside a loaded model"):
+            with pytest.raises(UserError, match="allowed is None with a loaded model"):
                 load(given, "pld", "chain", **wrong)
 
 
@@ -373,7 +373,7 @@ CALLS: list[tuple[Callable[[Engine], Any], str]] = [
     (lambda e: e.write([Request([5])], 0.7), "sampling is 0.7, allowed is a Sampling"),  # type: ignore[arg-type]
     (
         lambda e: e.write([Request([5])], on_tokens=5),
-        "on_tokens is 5, allowed is what can be called, or None",
+        "on_tokens is 5, allowed is a callable, or None",
     ),  # type: ignore[arg-type]
     (lambda e: e.plain([Request([5])], "greedy"), "sampling is 'greedy'"),  # type: ignore[arg-type]
     (lambda e: e.conversation().say(None), "the text is None, allowed is a text"),  # type: ignore[arg-type]

@@ -484,7 +484,7 @@ def test_the_second_process_is_refused_in_a_line(command: str, home: Path, tmp_p
     with files.lock_output(out / name, lock):
         status, told = run(home, command, out)
     assert (status, told.count("\n")) == (2, 1), told
-    assert f"another process writes '{out / name}': wait for its end" in told
+    assert f"another process is writing '{out / name}': wait until it ends" in told
     assert everything(out) == {}
 
 
@@ -496,7 +496,7 @@ def test_a_lock_is_asked_for_again_by_its_thread_and_leaves_nothing(tmp_path: Pa
         assert files.lock_file_in(out).exists(), "it is still held"
         with (
             ThreadPoolExecutor() as others,
-            pytest.raises(UserError, match="another process writes"),
+            pytest.raises(UserError, match="another process is writing"),
         ):
             others.submit(
                 lambda: files.lock_output(out, files.lock_file_in(out)).__enter__()
@@ -584,13 +584,16 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no entries": (lambda out: torch.save({}, out / STATE), "no state that"),
     "other names": (
         changed("model", lambda m: {f"x{k}": v for k, v in m.items()}),
-        "another model's: ",
+        "to another model: ",
     ),
     "other shapes": (
         changed("model", lambda m: {k: v[:1] for k, v in m.items()}),
-        "another model's: ",
+        "to another model: ",
     ),
-    "other moments": (changed("optimizer", cut_moments), "its moments are another model's"),
+    "other moments": (
+        changed("optimizer", cut_moments),
+        "its optimizer state belongs to another model",
+    ),
     "no moments": (changed("optimizer", lambda _: {}), "no state that"),
     "a text for a step": (
         changed("step", lambda _: "3"),

@@ -66,7 +66,9 @@ def test_more_requests_than_free_rows_are_refused_before_anything_changes(
 ) -> None:
     rows = SequenceBatch(tiny_target().new_cache(3, 8))
     rows.admit(requests[:2])
-    with pytest.raises(UserError, match="2 requests came, allowed are as many as rows are free: 1"):
+    with pytest.raises(
+        UserError, match="2 requests are given, allowed are at most as many as slots are free: 1"
+    ):
         rows.admit(requests[2:4])
     assert rows.live.tolist() == [0, 1]
     assert rows.leave(0) == []

@@ -225,10 +225,11 @@ def test_what_ships_keeps_its_name_and_a_clash_is_told(
         install(monkeypatch, tmp_path, package, {"others": CHAINED}, points)
     assert registry.part("policy", "pct").__module__ == "draftree.policies.pct"
     with pytest.raises(
-        UserError, match=r"policy 'twin' is brought by packages one, two: allowed is one of them"
+        UserError,
+        match=r"policy 'twin' is provided by several packages, one, two: allowed is one of them",
     ):
         registry.part("policy", "twin")
     told = json.loads(draftree("list", "--json")[1])["policies"]
     assert told["pct"]["summary"].endswith("(not used: that of package one, two)")
     assert told["pct"]["knobs"]
-    assert "is brought by packages" in told["twin"]["summary"]
+    assert "is provided by several packages" in told["twin"]["summary"]

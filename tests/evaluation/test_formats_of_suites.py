@@ -73,7 +73,7 @@ def test_categories_are_the_benchmarks_own(tmp_path: Path) -> None:
     ("name", "row", "told"),
     [
         ("gsm8k", {"question": "How many?"}, "it has no 'answer'"),
-        ("gsm8k", {"question": "", "answer": "#### 4"}, "what it asks is empty"),
+        ("gsm8k", {"question": "", "answer": "#### 4"}, "the question is empty"),
         ("speed_bench", ROWS["speed_bench"] | {"turns": [WITHHELD]}, "holds no text yet"),
         (
             "codesearchnet_python",

@@ -83,7 +83,7 @@ def test_an_oracle_s_row_is_priced_again_from_its_log() -> None:
     )
     assert row["acceptance_length"] == pytest.approx(8 / sum(len(d.depths) for d in divisions))
     assert oracle.row(row, COSTS, 0, 0.8) == row
-    with pytest.raises(UserError, match="do not fit together"):
+    with pytest.raises(UserError, match="do not match each other"):
         oracle.row(log | {"lengths": [6, 0, 1]}, COSTS, 0)
 
 

@@ -104,7 +104,7 @@ def test_what_needs_passes_of_the_target_is_refused(target: Target) -> None:
         replace(
             engine(target, "lookahead", "trie"), target=ReplayTarget.along(target, text, ())
         ).write([request])
-    with pytest.raises(UserError, match="reads what was not accepted"):
+    with pytest.raises(UserError, match="reads rejected nodes"):
         replace(
             engine(target, "suffix+token_recycling", "trie"),
             target=ReplayTarget.along(target, text, ()),

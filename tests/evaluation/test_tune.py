@@ -58,7 +58,7 @@ def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_
 ) -> None:
     pytest.importorskip("optuna")
     work, calls = search(target, tmp_path, "chain:length=1"), list[int]()
-    with pytest.raises(UserError, match="nothing is left"):
+    with pytest.raises(UserError, match="nothing to search"):
         work.run(REQUESTS, 3)
     work = search(target, tmp_path, "chain")
     first = work.run(REQUESTS, 4, tmp_path / "kept", tell=lambda done, *_: calls.append(done))

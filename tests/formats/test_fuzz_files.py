@@ -300,7 +300,7 @@ def test_a_datastore_of_another_byte_order_is_refused(
 ) -> None:
     shutil.copytree(whole("data store of REST"), tmp_path / "x")
     np.save(tmp_path / "x" / "tokens.npy", np.load(tmp_path / "x" / "tokens.npy").astype(dtype))
-    assert "allowed is a row of this machine's whole numbers" in (
+    assert "allowed is a one-dimensional array of integers in this machine's byte order" in (
         use_format("data store of REST", tmp_path / "x") or ""
     )
 
@@ -332,7 +332,7 @@ def test_a_result_with_half_a_character_is_refused_before_the_page_is_written(
     result["texts"]["0"][0]["pieces"][0] = "\ud800"
     result["provenance"]["date"] = "\ud800"
     (tmp_path / "x" / "result.json").write_text(json.dumps(result))
-    assert "the entries do not fit together" in (use_format("result", tmp_path / "x") or "")
+    assert "the entries do not match each other" in (use_format("result", tmp_path / "x") or "")
 
 
 def test_a_row_without_a_policy_is_refused(whole: Callable[..., Path], tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_row_without_a_policy_is_refused(whole: Callable[..., Path], tmp_path:
     result = json.loads((tmp_path / "x" / "result.json").read_text())
     del result["rows"][1]["policy"]
     (tmp_path / "x" / "result.json").write_text(json.dumps(result))
-    assert "the entries do not fit together: no 'policy'" in (
+    assert "the entries do not match each other: no 'policy'" in (
         use_format("result", tmp_path / "x") or ""
     )
 

@@ -280,9 +280,7 @@ def test_nothing_is_raised_into_the_engine(
     batch.run()
     assert request.output == written(periodic, [1, 2, 3] * 3, 20)
     assert made.chains is None
-    assert (
-        caplog.records[-1].getMessage() == "draftree proposes nothing any more: it failed 3 times"
-    )
+    assert caplog.records[-1].getMessage() == "draftree has stopped proposing: it failed 3 times"
     assert len(caplog.records) <= 5
 
 

@@ -232,7 +232,7 @@ def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
     with caplog.at_level(logging.INFO, "draftree"):
         assert resolve_exactness(decoder, "x", None) == (None, "ties")
     assert caplog.messages == [
-        "exactness is 'ties': a token has other bits in company, from layer 1 on (X)"
+        "exactness is 'ties': a token's bits depend on the rest of a pass, from layer 1 on (X)"
     ]
     with pytest.raises(
         UserError, match="target 'x' gives a token other bits in company, from layer 1 on"
@@ -264,7 +264,7 @@ def test_the_doctor_says_what_keeps_bits(
     assert "where nothing is asked for: --exactness bits" in out
     assert "Linear 32" in out
     code, _, err = draftree(*command, "--policy", "pct")
-    assert (code, "--policy was given, allowed is it only without --exact" in err) == (2, True)
+    assert (code, "--policy was given, allowed only without --exact" in err) == (2, True)
 
 
 @pytest.mark.parametrize(("widths", "words"), [

@@ -569,7 +569,7 @@ def test_a_tree_is_found_from_python(asked: list[str], folder: str, tmp_path: Pa
         json.loads((tmp_path / "found.json").read_text())["paths"],
     )
     assert list(dict.fromkeys(told)) == [
-        "loading", "answering", "driving the drafter along", "measuring what a step costs", "searching",
+        "loading", "answering", "running the drafter on", "measuring the cost of a step", "searching",
     ]  # fmt: skip
     with pytest.raises(UserError, match="exists, allowed is a new file"):
         search.fit("none", [], tmp_path / "found.json")

@@ -345,7 +345,7 @@ def test_a_sequence_whose_drafter_raises_is_decoded_plainly(
         assert mine[1][:2] == steps[1][:2]
     assert all(depth == 0 for _, _, depth in mine[1][(method != "start") * 3 :])
     assert [str(w.message) for w in told] == [
-        "the drafter failed, and the text goes on without drafts: ValueError: a bug (Broken)"
+        "the drafter failed, and the text continues without drafts: ValueError: a bug (Broken)"
     ]
 
 

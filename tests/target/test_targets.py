@@ -587,7 +587,7 @@ def test_weights_of_4_bits(folder: str, draftree: Command) -> None:
     assert "quantize is 'int4' for float32 on cpu, allowed with it is bfloat16 on a CPU" in err
     with pytest.raises(
         UserError,
-        match="allowed is it for models with linear layers whose rows are multiples of 32 and 16 long",
+        match="allowed only for models with linear layers whose rows are multiples of 32 and 16 long",
     ):
         round_to_four_bits(
             GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).bfloat16()
@@ -731,6 +731,6 @@ def test_options_are_checked(folder: str) -> None:
         load(folder, trust_remote_code=1)
     with pytest.raises(UserError, match="device and device_map are given"):
         load(folder, device="cpu", device_map="cpu")
-    with pytest.raises(UserError, match="adapter is 'x', allowed is None beside a loaded model"):
+    with pytest.raises(UserError, match="adapter is 'x', allowed is None with a loaded model"):
         load(Target.load(folder), adapter="x")
     assert asdict(Target.load(folder).loading) == asdict(Loading())

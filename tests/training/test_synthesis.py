@@ -89,7 +89,7 @@ def test_making_up_goes_on_where_it_stopped(target: Target, tmp_path: Path) -> N
     straight, calls = made_up(target, tmp_path / "straight"), list[int]()
 
     def interrupt(done: int, remark: str = "", of: int | None = None) -> None:
-        assert remark == "making up questions"
+        assert remark == "generating questions"
         if done == 4:
             raise KeyboardInterrupt
 
@@ -443,17 +443,17 @@ def test_a_run_by_a_server_goes_on_where_it_stopped(
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ((503, "busy\nnow"), "was asked 3 times in vain, status 503: busy now"),
+        ((503, "busy\nnow"), "was asked 3 times without success, status 503: busy now"),
         (
             (200, "<html>"),
-            "was asked 3 times in vain, it answers '<html>', allowed is a completion as OpenAI's API has it",
+            "was asked 3 times without success, it answers '<html>', allowed is a completion as OpenAI's API has it",
         ),
-        ((200, '{"choices": []}'), "was asked 3 times in vain, it answers"),
+        ((200, '{"choices": []}'), "was asked 3 times without success, it answers"),
         (
             (200, '{"choices": [{"message": {"content": 5}, "text": 5}]}'),
-            "was asked 3 times in vain, it answers",
+            "was asked 3 times without success, it answers",
         ),
-        ((404, "no model 'it'"), "refuses what it is asked, status 404: no model 'it'"),
+        ((404, "no model 'it'"), "refuses the request, status 404: no model 'it'"),
     ],
 )
 def test_a_server_that_fails_is_told_in_a_line(
@@ -471,7 +471,7 @@ def test_a_server_that_fails_is_told_in_a_line(
     assert str(error.value).startswith(f"server '{serving.url}' {told}")
     assert len(serving.bodies) == (1 if fault[0] == 404 else 3)
     serving.close()
-    with pytest.raises(UserError, match=r"was asked 2 times in vain, .*"):
+    with pytest.raises(UserError, match=r"was asked 2 times without success, .*"):
         regenerate(
             target,
             [chats],
@@ -603,7 +603,7 @@ def test_a_command_learns_from_a_server(
         == 0
     )
     told = capfd.readouterr().err
-    assert "1 rows of the data are left out, whose prompts must not be learnt" in told
+    assert "1 rows of the data are left out, because their prompts are excluded" in told
     assert "of the tokens of 2 answers 100% are the likeliest" in told
     assert len((tmp_path / "out" / "regenerated.jsonl").read_text().splitlines()) == len(CHATS) - 1
     assert json.loads((tmp_path / "out" / "training.json").read_text())["server_model"] == "it"
@@ -614,7 +614,7 @@ REFUSED = {
     "--server and --server-model were not both given, allowed are both or none": (
         "--synthesize", 4, "--server", "http://localhost",
     ),
-    "--server was given, allowed is it with --regenerate or --synthesize, for which it writes": (
+    "--server was given, allowed only with --regenerate or --synthesize": (
         "--data", __file__, "--server", "http://localhost", "--server-model", "it",
     ),
     "server url is 'localhost', allowed is a text that begins with http:// or https://": (
@@ -635,5 +635,7 @@ def test_a_target_without_a_chat_template_is_refused(tmp_path: Path, capfd) -> N
     assert (
         command(*TRAIN, "--target", plain_text, "--synthesize", 4, "--out", tmp_path / "out") == 2
     )
-    told = "the target's tokenizer has no chat template, so it cannot make up questions: use --data"
+    told = (
+        "the target's tokenizer has no chat template, so it cannot generate questions: use --data"
+    )
     assert capfd.readouterr().err == f"draftree: {told}\n"

@@ -373,7 +373,7 @@ def test_checkpoint_errors(target, samples, tmp_path) -> None:
         json.loads((tmp_path / "config.json").read_text()),
     )
     change = lambda new: (tmp_path / "config.json").write_text(json.dumps(new))
-    with pytest.raises(UserError, match=r"holds a drafter 'edd', asked for was 'vdm'"):
+    with pytest.raises(UserError, match=r"holds a drafter 'edd', needed is 'vdm'"):
         VDM(checkpoint=str(tmp_path)).open(target)
     change(config | {"vocab_size": 99})
     with pytest.raises(UserError, match="vocab_size 99, allowed is the target's: 31"):
@@ -409,7 +409,7 @@ def test_a_run_may_begin_with_the_weights_of_another(target, samples, tmp_path) 
     for key, value in weights(first).items():
         assert torch.equal(weights(drafter)[key], value.half().float()), key
     assert all(p.requires_grad and p.dtype == torch.float32 for p in drafter.model.parameters())
-    with pytest.raises(UserError, match="holds a drafter 'edd', asked for was 'vdm'"):
+    with pytest.raises(UserError, match="holds a drafter 'edd', needed is 'vdm'"):
         start_from(VDM(), tmp_path, target)
 
 

@@ -250,7 +250,7 @@ def test_responses_that_are_rendered_otherwise_later_on_are_samples_of_their_own
 
 @pytest.mark.parametrize(
     ("template", "told"),
-    [("{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}", "behind its prompt"),
+    [("{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}", "after its prompt"),
      ("{{ raise_exception('roles must alternate') }}", "refuses this chat: roles must alternate")],
 )  # fmt: skip
 def test_a_template_that_cannot_be_masked_is_told(tmp_path: Path, template: str, told: str) -> None:

@@ -103,7 +103,7 @@ def test_a_stage_is_chosen_by_its_name_or_by_what_the_run_begins_with(tmp_path: 
     assert chosen({"stage": "text"}, True).lr == 1.0
     with pytest.raises(
         UserError,
-        match="stage 'chats' goes on from the weights of 'text', allowed is it with --init-from",
+        match="stage 'chats' goes on from the weights of 'text', allowed only with --init-from",
     ):
         chosen({"stage": "chats"}, False)
     with pytest.raises(
@@ -372,7 +372,7 @@ def test_the_command_takes_and_tells_the_methods_numbers(
     )
     status, _, err = command(*glide, "--stage", "tuning", "--out", tmp_path / "early")
     assert (status, err.count("\n")) == (2, 1)
-    assert "allowed is it with --init-from" in err
+    assert "allowed only with --init-from" in err
     assert command(*glide, "--init-from", tmp_path / "base", "--out", tmp_path / "tuned")[0] == 0
     assert json.loads((tmp_path / "tuned" / resume.PLAN).read_text())["stage"] == "tuning"
 

@@ -416,7 +416,7 @@ def test_a_layer_that_is_measured_is_told_and_kept(
     assert json.loads((out / "training.json").read_text())["kv_layer"] == layer
     assert (
         capfd.readouterr().err.count(
-            f"draftree: kv_layer is {layer}, measured on what is learnt from\n"
+            f"draftree: kv_layer is {layer}, measured on the training data\n"
         )
         == 2
     )

@@ -18,8 +18,8 @@ class AdviseOptions:
     drafter: list[str] = knob(
         (), help="A drafter to try; may be repeated. By default the one of generate."
     )
-    limit: int = knob(12, min=4, help="How many prompts are used, evenly spread over the file.")
-    max_new_tokens: int = knob(64, min=2, help="The most tokens to write for each prompt.")
+    limit: int = knob(12, min=4, help="Number of prompts, spread evenly over the file.")
+    max_new_tokens: int = knob(64, min=2, help="Maximum number of new tokens for each prompt.")
     seed: Seed = 0
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
@@ -46,7 +46,7 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
         requests, _ = choose_requests(
             suite.prompts, next(iter(engines.values())), asked.max_new_tokens, None
         )
-    with terminal.busy("measuring what a step costs") as tell:
+    with terminal.busy("measuring the cost of a step") as tell:
         engines = with_fixed_costs(engines, tell)
     several, some = evenly_spread(requests, asked.limit), next(iter(engines.values()))
     # One half is written once and replayed by every pairing, the other half is written twice.
@@ -71,6 +71,6 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
     ]
     half = next(iter(verdict.counted.values()))["prompts"]
     terminal.output().print(
-        terminal.table(f"counted on {half} prompts of {suite.name}, to choose by", rows)
+        terminal.table(f"counted on {half} prompts of {suite.name}, to choose a combination", rows)
     )
     terminal.line(advice.format_verdict(verdict, asked.target))

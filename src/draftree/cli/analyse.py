@@ -32,8 +32,8 @@ class AnalyseOptions:
         (),
         help="Prompts: a shipped suite (draftree list; by default demo), a file, or FORMAT:FILE; may be repeated.",
     )
-    limit: int = knob(12, min=1, help="How many prompts, evenly spread.")
-    max_new_tokens: int = knob(64, min=2, help="The most tokens to write for each prompt.")
+    limit: int = knob(12, min=1, help="Number of prompts, spread evenly.")
+    max_new_tokens: int = knob(64, min=2, help="Maximum number of new tokens for each prompt.")
     result: Path | None = knob(
         None, help="A result of bench or replay; pictures of it are drawn as well."
     )
@@ -63,7 +63,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         None if asked.result is None else result_rows.read_result(asked.result),
     )
     spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
-    with terminal.busy("writing texts and driving the drafter along them"):
+    with terminal.busy("writing texts and running the drafter on them"):
         encoded = [encode(target.tokenizer, p.content) for p in suite.prompts]
         texts = greedy_answers(
             target,
@@ -73,7 +73,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         looked = CandidateTrace.along(target, drafter, texts)
     if not len(looked.rank):
         raise UserError(
-            f"drafter '{spec}' drafted nothing along {len(texts)} texts, so that there is nothing to analyse"
+            f"drafter '{spec}' proposed no token along {len(texts)} texts: there is nothing to analyse"
         )
     if asked.pictures is not None:
         from draftree.cli import charts
@@ -108,7 +108,9 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         if sum(shares)
     ]
     terminal.output().print(
-        terminal.table(f"{spec}: which candidate was the target's choice, {len(texts)} texts", rows)
+        terminal.table(
+            f"{spec}: rank of the target's choice among the candidates, {len(texts)} texts", rows
+        )
     )
     terminal.line(f"Expected calibration error {error or 0:.3f} over {len(looked.rank)} places.")
     if asked.pictures is not None:

@@ -72,7 +72,10 @@ class CellsOptions:
         (0.0,), least=0, short="-t", help="0 for greedy decoding; may be repeated."
     )
     top_p: float = knob(
-        1.0, above=0, most=1, help="Sample from the likeliest tokens of this mass; 1 is all."
+        1.0,
+        above=0,
+        most=1,
+        help="Sample from the likeliest tokens whose probabilities add up to this; 1 is all.",
     )
     category: list[str] = knob((), help="Only prompts of this category; may be repeated.")
     limit: int | None = knob(None, min=1, help="Only the first N prompts.")
@@ -81,7 +84,7 @@ class CellsOptions:
         False, help="Draw the prompts of --limit and --per-category at random, by --seed."
     )
     all_turns: bool = knob(False, help="Ask all questions of a conversation instead of the first.")
-    max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
+    max_new_tokens: int = knob(128, least=1, short="-n", help="Maximum number of new tokens.")
     seed: Seed = 0
     costs: list[Path] = knob(
         (),
@@ -106,7 +109,9 @@ class CellsOptions:
 class BenchOptions(CellsOptions):
     """Store the options of `draftree bench`."""
 
-    repeats: int = knob(1, min=1, help="How often each text is written; times are averaged.")
+    repeats: int = knob(
+        1, min=1, help="Number of times each text is generated; times are averaged."
+    )
     arrivals: float | None = knob(
         None,
         above=0,
@@ -117,16 +122,20 @@ class BenchOptions(CellsOptions):
         (),
         least=1,
         metavar="N",
-        help="Serve the prompts N at a time in a running batch, in turns with plain decoding; repeat it for several sizes.",
+        help="Serve the prompts N at a time in a running batch, in turns with plain decoding; may be repeated.",
     )
     max_sequences: int = knob(
-        8, least=1, help="Sequences that run at the same time, with --arrivals."
+        8, least=1, help="Maximum number of running sequences, with --arrivals."
     )
     max_cache_tokens: int | None = knob(
-        None, least=2, help="Tokens of them in the KV cache, with --arrivals or --batch."
+        None,
+        least=2,
+        help="Maximum number of their tokens in the KV cache, with --arrivals or --batch.",
     )
     max_batch_tokens: int = knob(
-        512, least=1, help="Prompt tokens that are read in one step, with --arrivals or --batch."
+        512,
+        least=1,
+        help="Maximum number of prompt tokens read in one step, with --arrivals or --batch.",
     )
     profile: Path | None = knob(
         None,
@@ -160,7 +169,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     machines = arguments.machines_of_each(asked.machine, asked.costs, ready.drafters)
     engines, fixed = ready.load(), ready.fixed
     requests = ready.requests(engines)
-    with terminal.busy("measuring what a step costs") as tell:
+    with terminal.busy("measuring the cost of a step") as tell:
         if machines:
             engines, fixed = arguments.with_machines(engines, machines, tell)
         known = with_fixed_costs(engines, tell)

@@ -199,7 +199,7 @@ class Session:
                 print(INPUT_HINT)
             elif name in ("/reset", "/clear"):
                 self._conversation = self._new()
-                remark("the conversation begins anew")
+                remark("the conversation starts again")
             elif name == "/system":
                 self._set_system(rest)
             elif name == "/seed":
@@ -217,7 +217,7 @@ class Session:
             return
         self._system = text
         self._conversation = self._new()
-        remark("the conversation begins anew")
+        remark("the conversation starts again")
 
     def _set_seed(self, text: str) -> None:
         from draftree.text.options import Options

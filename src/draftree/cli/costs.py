@@ -60,7 +60,7 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     terminal.forecast(
         "timing draft steps and passes", timed_seconds(model, opened, sizes, MAX_SECONDS)
     )
-    with terminal.busy("measuring what a step costs") as tell:
+    with terminal.busy("measuring the cost of a step") as tell:
         entries = [entry for several in sizes for entry in measure(model, opened, several, tell)]
     about = cost_key(model) | {"drafter": opened.described, "date": time.strftime("%Y-%m-%d %H:%M")}
     table, learnt = CostTable(tuple(entries), about), learnt_costs(model, opened)

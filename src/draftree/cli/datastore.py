@@ -21,7 +21,7 @@ class BuildOptions:
     kind: str = knob(metavar="DRAFTER", help="The drafter that will search it: rest or aded.")
     data: list[Path] = knob(
         metavar="PATH",
-        help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several.",
+        help="Text, source code, JSONL, JSON or parquet, or a folder of them; may be repeated.",
     )
     out: Path | None = knob(
         None,
@@ -34,7 +34,7 @@ class BuildOptions:
     )
     target: TargetName = "demo"
     settings: list[str] = knob(
-        (), flag="--set", metavar="KEY=VALUE", help="How it is built; repeat it."
+        (), flag="--set", metavar="KEY=VALUE", help="Set an option of the build; may be repeated."
     )
     source: SourceOptions = knob(None)
     as_json: AsJson = False
@@ -76,7 +76,7 @@ def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
 
 
 def show_datastore(
-    folder: Annotated[Path, typer.Argument(help="Of a datastore.")], as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(help="Folder of a datastore.")], as_json: AsJson = False
 ) -> None:
     """Show what a datastore was built from, how, and for which tokenizer."""
     from draftree.cli import terminal

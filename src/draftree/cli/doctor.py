@@ -31,11 +31,13 @@ class DoctorOptions:
     )
     lossless: bool = knob(False, help="Check that the output is the same as plain decoding's.")
     export: Path | None = knob(
-        None, metavar="FOLDER", help="Check an exported drafter, without the engine that it is for."
+        None,
+        metavar="FOLDER",
+        help="Check an exported drafter, without the engine that will run it.",
     )
     speed: bool = knob(
         False,
-        help="Show what this device does in a second, and how much has to be accepted to be faster.",
+        help="Show this device's speed, and the acceptance length needed for a speed-up.",
     )
     exact: bool = knob(
         False, help="Show which layers keep logits bitwise the same, and what that costs."
@@ -47,8 +49,10 @@ class DoctorOptions:
     temperature: list[float] = knob(
         (0.0, 1.0), least=0, help="With --lossless: 0 for greedy decoding; may be repeated."
     )
-    limit: int = knob(12, min=1, help="With --lossless: how many texts.")
-    max_new_tokens: int = knob(48, min=1, help="With --lossless: the most tokens of each text.")
+    limit: int = knob(12, min=1, help="With --lossless: number of texts.")
+    max_new_tokens: int = knob(
+        48, min=1, help="With --lossless: maximum number of tokens of each text."
+    )
     trials: int = knob(2000, least=1, help="With --lossless: draws for each test of frequencies.")
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
@@ -120,7 +124,7 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
             if asked.data is None
             else teacher_forcing.read_texts(target, asked.data)
         )
-    with terminal.busy("measuring what a step costs") as tell:
+    with terminal.busy("measuring the cost of a step") as tell:
         costs = (fixed or settled_costs(target, drafter, tell)).at(context=0, rows=1)
     with terminal.progress("doctor", None) as tell:
         again = (
@@ -149,7 +153,7 @@ def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
     """
     for option in options:
         if was_given(ctx, option):
-            raise UserError(f"--{option.replace('_', '-')} was given, allowed is it only {where}")
+            raise UserError(f"--{option.replace('_', '-')} was given, allowed only {where}")
 
 
 def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> None:
@@ -226,7 +230,7 @@ def examine_output(asked: DoctorOptions) -> None:
     spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
     prompts = lossless.load_prompts(target, asked.data, asked.limit, plan.max_new_tokens)
     if fixed is None and any(c.grown.reads_costs for c in chosen):
-        with terminal.busy("measuring what a step costs") as tell:
+        with terminal.busy("measuring the cost of a step") as tell:
             fixed = settled_costs(target, drafter, tell)
     seconds = batched_seconds(
         target, drafter, len(prompts) * (len(chosen) + 1), plan.max_new_tokens

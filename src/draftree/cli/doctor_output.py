@@ -87,7 +87,7 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
     console.print(made)
     if report.parting is not None:
         console.print(
-            f"[red]a text has other bits where it is cut otherwise, {escape(report.parting)}[/]",
+            f"[red]a text has other bits if it is split differently, {escape(report.parting)}[/]",
             soft_wrap=True,
         )
     for p in report.prices:

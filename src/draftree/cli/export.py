@@ -27,14 +27,14 @@ class ExportOptions:
         str,
         typer.Argument(
             metavar="DRAFTER",
-            help="A drafter's folder, ours or published, or a shipped one: eagle3, smollm2/eagle3.",
+            help="A drafter's folder, of draftree or published, or a shipped one: eagle3, smollm2/eagle3.",
         ),
     ]
     wanted: str | None = knob(
         None,
         flag="--format",
         metavar="FORMAT",
-        help="speculators, eagle, vllm-eagle or vllm-medusa; by default the first that has the drafter.",
+        help="speculators, eagle, vllm-eagle or vllm-medusa; by default the first that supports the drafter.",
     )
     alone: bool = knob(
         False,

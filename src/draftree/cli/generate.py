@@ -41,11 +41,11 @@ class GenerateOptions:
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
-            help="The model, as --target takes it, and what to answer; standard input is read without a prompt, or with -.",
+            help="The model, as for --target, and the prompt; standard input is read without a prompt, or with -.",
         ),
     ] = None
     target: TargetName = "demo"
-    prompt: str | None = knob(None, short="-p", help="What to answer, instead of the argument.")
+    prompt: str | None = knob(None, short="-p", help="Prompt, instead of the argument.")
     drafter: DrafterSpec = None
     policy: PolicySpec = None
     acceptor: AcceptorSpec = None
@@ -114,7 +114,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
             "--system and --raw were given, allowed is one of them: a system message needs the chat template"
         )
     if options.logprobs is not None and not asked.as_json:
-        raise UserError("--logprobs was given, allowed is it only with --json")
+        raise UserError("--logprobs was given, allowed only with --json")
     drafter = arguments.drafter(asked.drafter, asked.target)
     policy = asked.policy
     if policy is None:

@@ -23,7 +23,7 @@ MODEL_FORMS = {
 def list_parts(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="[KIND]", help="Only these: models, drafters, policies, …"),
+        typer.Argument(metavar="[KIND]", help="Show only these: models, drafters, policies, …"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,7 +81,8 @@ def list_parts(
 
 def list_drafters(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Only for this model, as of --for.")
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Show only what fits this model, as with --for."),
     ] = None,
     target: Annotated[
         str | None,
@@ -90,7 +91,7 @@ def list_drafters(
             "--target",
             "-m",
             metavar="MODEL",
-            help="Only for this: a name, a folder, a hub id.",
+            help="Show only what fits this model: a name, a folder, a hub id.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -23,10 +23,11 @@ def write_card(
     folder: Folder,
     result: Annotated[
         Path | None,
-        typer.Option(help="What `bench` saved with this drafter; its figures stand in the card."),
+        typer.Option(help="A result of `bench` with this drafter; the card shows its figures."),
     ] = None,
     licence: Annotated[
-        str | None, typer.Option("--license", help="As the hub names it, such as apache-2.0.")
+        str | None,
+        typer.Option("--license", help="Licence by its name on the hub, such as apache-2.0."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -57,10 +58,10 @@ def push(
     folder: Folder,
     repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be uploaded, and upload nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be uploaded, and upload nothing.")
     ] = False,
     private: Annotated[
-        bool, typer.Option("--private", help="If the repository is made, make it private.")
+        bool, typer.Option("--private", help="If the repository is created, make it private.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

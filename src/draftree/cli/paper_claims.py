@@ -31,17 +31,20 @@ class TablesOptions(ReplayOptions):
         help="Where the result is saved, as JSON, one file for each temperature beside it.",
     )
     paper: list[str] = knob(
-        (), help="Only papers whose name contains this: EDD, EAGLE, GLIDE, C2T, ADED; repeat it."
+        (),
+        help="Only papers whose name contains this: EDD, EAGLE, GLIDE, C2T, ADED; may be repeated.",
     )
-    table: list[str] = knob((), help="Only this table or figure of them: 2, 'Fig. 5'; repeat it.")
+    table: list[str] = knob(
+        (), help="Only this table or figure of them: 2, 'Fig. 5'; may be repeated."
+    )
     named: list[str] = knob(
         (),
         flag="--as",
         metavar="NAME=SPEC",
-        help="The drafter or policy that stands for the papers' NAME; repeat it.",
+        help="The drafter or policy that stands for the papers' NAME; may be repeated.",
     )
     result: list[Path] = knob(
-        (), help="Read what `bench` or `replay` saved, and run nothing; repeat it."
+        (), help="Read what `bench` or `replay` saved, and run nothing; may be repeated."
     )
     as_json: AsJson = False
 

@@ -116,7 +116,7 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
     from draftree.evaluation.bench import with_fixed_costs
     from draftree.evaluation.roofline import count_draft_reads
 
-    with terminal.busy("measuring what a step costs") as tell:
+    with terminal.busy("measuring the cost of a step") as tell:
         engines = {} if machines else with_fixed_costs(work.engines, tell)
         reads = (
             {d: count_draft_reads(e.target, e.drafter, tell) for (d, _), e in work.engines.items()}

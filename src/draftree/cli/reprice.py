@@ -45,7 +45,7 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
     from draftree.evaluation.roofline import Machine
 
     if sum(map(bool, (asked.costs, asked.machine, asked.one_curve))) != 1:
-        raise UserError("recount needs --costs, --machine or --one-curve, and takes one of them")
+        raise UserError("recount needs exactly one of --costs, --machine and --one-curve")
     machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
     result = result_rows.read_result(asked.result)
     with result_rows.as_result_error(asked.result):

@@ -49,7 +49,7 @@ class ServeCommand:
     )
     api_key: list[str] = knob(
         (),
-        help=f"A key that clients must send; repeat it. Also read from {KEY_VARIABLE}.",
+        help=f"A key that clients must send; may be repeated. Also read from {KEY_VARIABLE}.",
         panel=ACCESS_PANEL,
     )
     open_to_network: bool = knob(
@@ -59,19 +59,26 @@ class ServeCommand:
         False, help="Write prompts and answers to the log.", panel=ACCESS_PANEL
     )
     allow_drafter: list[str] = knob(
-        (), help="A drafter that a request may name; repeat it. [suffix, pld]", panel=ACCESS_PANEL
+        (),
+        help="A drafter that a request may name; may be repeated. [suffix, pld]",
+        panel=ACCESS_PANEL,
     )
     allow_policy: list[str] = knob(
         (),
-        help="A policy that a request may name; repeat it. [yield, pct, eagle2, opttree, chain]",
+        help="A policy that a request may name; may be repeated. [yield, pct, eagle2, opttree, chain]",
         panel=ACCESS_PANEL,
     )
-    max_sequences: int = knob(8, min=1, help="Texts that are written at a time.", panel=BATCH_PANEL)
+    max_sequences: int = knob(
+        8, min=1, help="Maximum number of running sequences.", panel=BATCH_PANEL
+    )
     max_cache_tokens: int | None = knob(
-        None, min=2, help="Tokens of all running texts in the KV cache.", panel=BATCH_PANEL
+        None,
+        min=2,
+        help="Maximum number of tokens of all running sequences in the KV cache.",
+        panel=BATCH_PANEL,
     )
     max_batch_tokens: int = knob(
-        512, min=1, help="Prompt tokens that are read in one step at most.", panel=BATCH_PANEL
+        512, min=1, help="Maximum number of prompt tokens read in one step.", panel=BATCH_PANEL
     )
     max_step_seconds: float | None = knob(
         None,
@@ -86,20 +93,25 @@ class ServeCommand:
         panel=BATCH_PANEL,
     )
     max_waiting: int = knob(
-        64, min=0, help="Texts that may wait; further requests get status 429.", panel=BATCH_PANEL
+        64,
+        min=0,
+        help="Maximum number of waiting requests; further ones get status 429.",
+        panel=BATCH_PANEL,
     )
     max_new_tokens: int = knob(
-        4096, min=1, help="The most that max_tokens may be.", panel=LIMITS_PANEL
+        4096, min=1, help="Largest allowed value of max_tokens.", panel=LIMITS_PANEL
     )
-    max_body_bytes: int = knob(1_000_000, min=1, help="The size of a request.", panel=LIMITS_PANEL)
+    max_body_bytes: int = knob(
+        1_000_000, min=1, help="Maximum size of a request.", panel=LIMITS_PANEL
+    )
     request_seconds: float = knob(
-        600.0, min=0.001, help="Time after which a text is cut.", panel=LIMITS_PANEL
+        600.0, min=0.001, help="Time limit of a request.", panel=LIMITS_PANEL
     )
     drain_seconds: float = knob(
-        30.0, min=0.0, help="Time that running requests have after SIGTERM.", panel=BATCH_PANEL
+        30.0, min=0.0, help="Time for running requests to finish after SIGTERM.", panel=BATCH_PANEL
     )
     ray: int | None = knob(
-        None, min=1, help="Serve so many replicas under Ray Serve.", panel=BATCH_PANEL
+        None, min=1, help="Number of replicas under Ray Serve.", panel=BATCH_PANEL
     )
     loading: LoadingOptions = knob(None)
 
@@ -212,7 +224,7 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     state = ServerState(engine, drafter, policy, options)
 
     class Server(uvicorn.Server):
-        """Run uvicorn's server, and refuse new requests as soon as the server is about to end."""
+        """Run uvicorn's server, and refuse new requests as soon as the server is shutting down."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             state.worker.drain()

@@ -75,14 +75,14 @@ class TrainOptions:
         False, panel=DATA_PANEL, help="Learn from the model's answers to these prompts."
     )
     regenerate_tokens: int = knob(
-        256, least=1, panel=DATA_PANEL, help="The most tokens of such an answer."
+        256, least=1, panel=DATA_PANEL, help="Maximum tokens of such an answer."
     )
-    regenerate_batch: int = knob(32, least=1, panel=DATA_PANEL, help="Answers written at a time.")
+    regenerate_batch: int = knob(32, least=1, panel=DATA_PANEL, help="Answers generated at a time.")
     regenerate_temperature: float = knob(
         0.0, least=0, panel=DATA_PANEL, help="Temperature of sampled answers."
     )
     regenerate_sampled: float = knob(
-        1.0, least=0, most=1, panel=DATA_PANEL, help="Share of answers sampled at it."
+        1.0, least=0, most=1, panel=DATA_PANEL, help="Share of sampled answers."
     )
     synthesize: int | None = knob(
         None, least=1, panel=DATA_PANEL, help="Let the model write N questions, and answer them."
@@ -94,14 +94,12 @@ class TrainOptions:
         0.99, above=0, most=1, panel=DATA_PANEL, help="Top-p of these questions."
     )
     synthesize_tokens: int = knob(
-        256, least=1, panel=DATA_PANEL, help="The most tokens of such a question."
+        256, least=1, panel=DATA_PANEL, help="Maximum tokens of such a question."
     )
     synthesize_system: str | None = knob(
         None, panel=DATA_PANEL, help="System message for them, not the template's."
     )
-    exclude: list[Path] = knob(
-        (), panel=DATA_PANEL, help="Prompts that must not be learnt; may be repeated."
-    )
+    exclude: list[Path] = knob((), panel=DATA_PANEL, help="Prompts to exclude; may be repeated.")
     server: str | None = knob(
         None, panel=DATA_PANEL, help="URL of an OpenAI-compatible server of the model."
     )
@@ -109,13 +107,13 @@ class TrainOptions:
         None, panel=DATA_PANEL, help="Name of the model on that server."
     )
     server_parallel: int = knob(
-        16, least=1, panel=DATA_PANEL, help="Requests to the server at a time."
+        16, least=1, panel=DATA_PANEL, help="Concurrent requests to the server."
     )
     server_check: int = knob(
         16, least=0, panel=DATA_PANEL, help="Its answers that the local model checks."
     )
     server_agreement: float = knob(
-        0.9, least=0, most=1, panel=DATA_PANEL, help="Share of tokens that must agree then."
+        0.9, least=0, most=1, panel=DATA_PANEL, help="Share of tokens that must agree."
     )
     stage: str | None = knob(
         None,
@@ -134,10 +132,17 @@ class TrainOptions:
     )
     lr: float | None = knob(None, above=0, panel=STEPS_PANEL, help="Learning rate of AdamW.")
     schedule: Literal["constant", "cosine", "linear"] | None = knob(
-        None, metavar="NAME", panel=STEPS_PANEL, help="Its schedule: constant, cosine, linear."
+        None,
+        metavar="NAME",
+        panel=STEPS_PANEL,
+        help="Its schedule: constant, cosine, linear.",
     )
     floor: float | None = knob(
-        None, least=0, most=1, panel=STEPS_PANEL, help="Its share at the end of cosine and linear."
+        None,
+        least=0,
+        most=1,
+        panel=STEPS_PANEL,
+        help="Its share at the end of cosine and linear.",
     )
     warmup: float | None = knob(
         None, least=0, panel=STEPS_PANEL, help="Warm-up steps; below 1, their share of all steps."
@@ -155,10 +160,10 @@ class TrainOptions:
         None, panel=STEPS_PANEL, help="Clip the norm of the gradient, or each value."
     )
     max_seconds: float = knob(
-        0.0, least=0, panel=STEPS_PANEL, help="End after so many seconds; 0 for no bound."
+        0.0, least=0, panel=STEPS_PANEL, help="Stop after so many seconds; 0: no limit."
     )
     max_tokens: int | None = knob(
-        None, least=2, panel=STEPS_PANEL, help="The most tokens of a sample."
+        None, least=2, panel=STEPS_PANEL, help="Maximum tokens of a sample."
     )
     skip_bad_rows: bool = knob(False, panel=DATA_PANEL, help="Leave out rows that cannot be read.")
     held_out: float = knob(
@@ -178,7 +183,7 @@ class TrainOptions:
         0, least=0, panel=SAVING_PANEL, help="Steps between checkpoints kept in OUT/step-N."
     )
     policy: str = knob(
-        "ddtree:nodes=16", metavar="SPEC", panel=SAVING_PANEL, help="Policy of the trees measured."
+        "ddtree:nodes=16", metavar="SPEC", panel=SAVING_PANEL, help="Policy of the measured trees."
     )
     bf16: bool = knob(False, panel=STEPS_PANEL, help="Compute in bfloat16.")
     cache_features: bool = knob(

@@ -40,7 +40,7 @@ class TuneOptions:
     trials: int = knob(40, min=1, help="Number of settings to try.")
     limit: int | None = knob(None, min=4, help="Only the first N prompts.")
     per_category: int | None = knob(None, min=1, help="Only the first N prompts of each category.")
-    max_new_tokens: int = knob(128, min=2, help="The most tokens to write for each prompt.")
+    max_new_tokens: int = knob(128, min=2, help="Maximum number of new tokens for each prompt.")
     temperature: float = knob(0.0, least=0, help="0 for greedy decoding.")
     recording: Path | None = knob(
         None,
@@ -87,7 +87,7 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
         engines = assemble(
             lambda: Target.load(asked.target, **asked.loading), [(drafter, asked.policy)], fixed
         )
-    with terminal.busy("measuring what a step costs") as tell:
+    with terminal.busy("measuring the cost of a step") as tell:
         engines = (
             arguments.with_machines(engines, machines, tell)[0]
             if machines

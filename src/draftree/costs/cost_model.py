@@ -291,7 +291,7 @@ class Correction:
             or lower.shape != (count * (count + 1) // 2,)
             or not np.isfinite([*mean, *lower]).all()
         ):
-            raise ValueError("the correction is of another grid")
+            raise ValueError("the correction belongs to another grid")
         covariance = np.zeros((count, count))
         covariance[np.tril_indices(count)] = lower
         covariance = covariance + np.tril(covariance, -1).T
@@ -299,7 +299,7 @@ class Correction:
             max(np.abs(mean).max(), np.abs(lower).max()) > MAX_CORRECTION_ENTRY
             or np.linalg.eigvalsh(covariance)[0] < -EIGENVALUE_TOLERANCE
         ):
-            raise ValueError("the correction is none that timings can teach")
+            raise ValueError("the correction has values that timings cannot give")
         return cls(mean, covariance + RELOAD_STD**2 * _LEVEL, int(stored["timings"]))
 
 

@@ -81,7 +81,7 @@ def chat_samples(
     spans = [(render(chat[:i], True), render(chat[: i + 1], False)) for i in answers]
     if not all(until.startswith(prompt) for prompt, until in spans):
         raise UserError(
-            "the chat template does not render a response behind its prompt, and has no {% generation %} mark"
+            "the chat template does not render a response after its prompt, and has no {% generation %} mark"
         )
     whole, learnt = render(chat, False), list[tuple[int, int]]()
     for i, (prompt, until) in zip(answers, spans, strict=True):

@@ -92,7 +92,7 @@ def examine(target: Target, tell: Tell = ignore_progress) -> ExactReport:
         tell: called with a description of the current work.
     """
     decoder = target.decoder
-    tell(0, "trying its layers at many widths")
+    tell(0, "comparing its layers at many widths")
     stable, found = probe_batch_invariance(decoder, priced=True)
     tell(0, "timing its layers")
     layers = [examine_layer(name, kind, decoder.device) for name, kind in stable.kinds.items()]

@@ -201,7 +201,7 @@ def examine(
         findings, suspects = findings + more, suspects + likely
     tell(3, "measuring the target's numerical noise", STAGES)
     findings.append(_noise(target, texts))
-    tell(4, "measuring how much the target's layers attend", STAGES)
+    tell(4, "measuring the attention of the target's layers", STAGES)
     layers, attention = _attention(target, drafter.needs, texts)
     findings.append(attention)
     count = sum(len(t.tokens) - t.start for t in texts)
@@ -226,7 +226,7 @@ def _run_with_changes(
 
     The results are findings, figures by depth, and likely faults.
     """
-    tell(0, "driving the drafter along the texts", STAGES)
+    tell(0, "running the drafter on the texts", STAGES)
     places = drive(target, drafter, texts)
     depths = tuple(_at_depth(places, d) for d in range(1, COMPARED_DEPTH + 1))
     findings, suspects = [*_figures(places, depths), *predicted(places)], list[Suspect]()
@@ -243,7 +243,7 @@ def _run_with_changes(
     if told := find_missing_injection(target, drafter, texts):
         suspects.append(Suspect(INJECTION, told))
     if tried:
-        tell(2, f"driving it again with one thing changed, {len(tried)} times", STAGES)
+        tell(2, f"running it again with one change, {len(tried)} times", STAGES)
     suspects += [Suspect(b.cause, b.evidence) for b in best_by_cause(drafter, texts, places, tried)]
     lost = chart is not None and not bool(chart.d2t.any())
     if lost and _is_untrained(drafter, places, depths[0]):

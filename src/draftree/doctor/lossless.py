@@ -249,7 +249,7 @@ class _Work:
         """Draw tokens after the roots, and run all frequency tests."""
         if self.drawn and not self.roots:
             raise UserError(
-                "every text ends with its first token, so nothing can be drawn behind one; give other prompts"
+                "every text ends with its first token, so no second token can be drawn; give other prompts"
             )
         self.roots = sorted(self.roots, key=lambda r: r.distance)[: self.extent.roots]
         for temperature in dict.fromkeys(c.temperature for c, _ in self.drawn):

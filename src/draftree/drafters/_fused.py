@@ -171,7 +171,7 @@ class FusedDrafter(Drafter[FusedState]):
         if len(self._probing) > 1:
             both = " and ".join(f"'{self.parts[i].described}'" for i in self._probing)
             raise UserError(
-                f"{both} cannot be fused: each sends probe rows with the verification, allowed is one that does"
+                f"{both} cannot be fused: each adds probes to the target's pass, allowed is one with probes"
             )
 
     @property

@@ -171,7 +171,7 @@ class EDDDrafter(OneLayerDrafter):
     def needs(self) -> HiddenStateSpec:
         if self._layer == AUTO:
             raise UserError(
-                "edd: hidden_layer is 'auto', allowed is a number outside of training, which settles it"
+                "edd: hidden_layer is 'auto', allowed is a number; only training chooses it"
             )
         return HiddenStateSpec(hidden=(self._layer,))
 

@@ -241,7 +241,7 @@ class GLIDE(TrainableMethod):
         having, top = target.decoder.keyed_layers, -1 if self.kv_layer == AUTO else self.kv_layer
         if not having:
             name = type(target.decoder.model).__name__
-            raise UserError(f"glide: {name} is not supported: its layers have no keys to look at")
+            raise UserError(f"glide: {name} is not supported: its layers have no keys to attend to")
         at = top + len(having) if top < 0 else having.index(top) if top in having else -1
         if not self.layers - 1 <= at < len(having):
             low, count = self.layers - 1, len(having)
@@ -321,7 +321,7 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
     def needs(self) -> HiddenStateSpec:
         if self._layers and self._settled.kv_layer == AUTO:
             raise UserError(
-                "glide: kv_layer is 'auto', allowed is a number outside of training, which settles it"
+                "glide: kv_layer is 'auto', allowed is a number; only training chooses it"
             )
         return HiddenStateSpec(kv=self._layers)
 

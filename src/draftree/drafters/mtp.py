@@ -442,7 +442,7 @@ class MTPLayer(nn.Module):
         norms = [m for m in inner.stack.children() if "Norm" in type(m).__name__]
         if len(norms) != 1:
             raise UserError(
-                f"mtp: {type(inner.model).__name__} is not supported: it has {len(norms)} norms behind its layers, not 1"
+                f"mtp: {type(inner.model).__name__} is not supported: it has {len(norms)} norms after its layers, not 1"
             )
         self.enorm = copy.deepcopy(norms[0])
         self.hnorm = copy.deepcopy(norms[0])

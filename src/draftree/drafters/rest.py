@@ -305,7 +305,8 @@ def map_array(path: Path) -> Any:
         or not len(found)
     ):
         raise UserError(
-            f"'{path}' holds {found.dtype} {list(found.shape)}, allowed is a row of this machine's whole numbers"
+            f"'{path}' holds {found.dtype} {list(found.shape)}, "
+            "allowed is a one-dimensional array of integers in this machine's byte order"
         )
     return np.asarray(found)
 

@@ -109,7 +109,7 @@ def stop_drafting(rows: SequenceBatch, drafter: Drafter[Any], fault: DrafterFaul
         describe_fault(
             drafter,
             fault.error,
-            "the text goes on without drafts" if fault.rows else "it is asked again",
+            "the text continues without drafts" if fault.rows else "it is asked again",
         )
     )
 

@@ -168,7 +168,7 @@ def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed:
     each = [r.get("per_prompt") or {} for r in (mine, other)]
     if any(e.get(by) is None for e in each):
         raise UserError(
-            f"the result does not say '{by}' of each prompt, which comparing needs: measure it anew"
+            f"the result does not say '{by}' of each prompt, which a comparison needs: measure it again"
         )
     (tokens, seconds), (tokens_beside, beside) = (
         [np.array(Entries(e, "per_prompt").get(k, list[float]), np.float64) for k in ("tokens", by)]

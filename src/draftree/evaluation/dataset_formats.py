@@ -245,5 +245,5 @@ def read_row(name: str, row: Row, where: str, wording: Wording = "plain") -> Que
             f"{where} holds no text yet: fetch it with the benchmark's own script ({known.page})"
         )
     if not all(questions):
-        raise UserError(f"{where}: what it asks is empty")
+        raise UserError(f"{where}: the question is empty")
     return Questions(questions, known.category(row), known.raw and official is None)

@@ -194,9 +194,7 @@ def row(
     )
     starts = entries.get("starts", list[int], least=0)
     if sum(lengths) != len(all_of_them) or len(starts) != len(lengths):
-        raise UserError(
-            "the oracle's log does not fit together: its lengths are not those of its reach"
-        )
+        raise UserError("the oracle's log is inconsistent: its lengths do not match its reach")
     parts = np.split(np.array(all_of_them, np.int64), np.cumsum(lengths)[:-1])
     ahead = entries.get("ahead", int, 1, least=1)
     found = [

@@ -63,11 +63,11 @@ def search_space(policy: Policy, named: Sequence[str] = ()) -> Space:
             found[f.name] = "share", value / SPREAD**2, min(bounds.most, SPREAD**2 * value)
     for name in named:
         if name not in found:
-            raise UnknownName("knob that can be searched", name, found)
+            raise UnknownName("option that can be searched", name, found)
     chosen = {name: it for name, it in found.items() if not named or name in named}
     if not chosen:
         raise UserError(
-            f"policy '{type(policy).__name__.lower()}' has no knob that can be searched"
+            f"policy '{type(policy).__name__.lower()}' has no option that can be searched"
         )
     return chosen
 
@@ -196,7 +196,7 @@ class OptionSearch:
         tried = {k: v for k, v in search_space(self.engine.policy, named).items() if k not in known}
         if not tried:
             raise UserError(
-                f"policy '{self.policy}' fixes all its knobs, nothing is left to be searched"
+                f"policy '{self.policy}' fixes all its options: there is nothing to search"
             )
         base = dict(item.split("=", 1) for item in fixed.split(",") if item)
         first, other = split_in_halves(requests)

@@ -83,11 +83,11 @@ class ReplayTarget(Target):
         assert not chunks, "one recorded text is written at a time"
         if probes is not None:
             raise UserError(
-                "the drafter sends probes, which need a pass of the target: its texts cannot be replayed"
+                "the drafter uses probes, which need a pass of the target: it cannot be replayed"
             )
         if needs.top:
             raise UserError(
-                "the drafter reads what was not accepted, which needs a pass of the target: no text can be replayed"
+                "the drafter reads rejected nodes, which needs a pass of the target: it cannot be replayed"
             )
         positions = cache.lengths[0] + tree.depth
         hidden_states = self._recording.hidden_states(

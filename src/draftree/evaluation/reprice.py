@@ -68,7 +68,7 @@ def on_one_curve(result: Mapping[str, Any]) -> dict[str, Any]:
     """
     saved = result["provenance"].get("costs") or {}
     if not set(drafters(result)) <= set(saved):
-        raise UserError("the result does not hold the costs of its drafters: measure it anew")
+        raise UserError("the result does not hold the costs of its drafters: measure it again")
     tables = one_curve(
         {
             d: CostTable.of(saved[d]["entries"], saved[d].get("about") or {})
@@ -137,7 +137,7 @@ def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[
     saved = result["provenance"].get("drafting")
     if saved is None or not set(drafters(result)) <= set(saved):
         raise UserError(
-            "the result does not say what its drafters read, which their costs are derived from: measure it anew"
+            "the result does not record what its drafters read, from which costs are derived: measure it again"
         )
     work = {d: Drafting.read(saved[d]) for d in drafters(result)}
     rows = list[ResultRow]()
@@ -220,7 +220,7 @@ def _check_row(
         )
     if "work" not in row:
         raise UserError(
-            "the result does not hold the work of its steps, which recounting needs: measure it anew"
+            "the result does not hold the work of its steps, which recounting needs: measure it again"
         )
     if drafter == PLAIN:
         return

@@ -304,7 +304,7 @@ def as_result_error(*paths: Path) -> Iterator[None]:
         UserError: an error occurred inside the context.
     """
     names = ", ".join(f"'{path}'" for path in paths)
-    with as_user_error(f"{names}: the entries do not fit together") if paths else nullcontext():
+    with as_user_error(f"{names}: the entries do not match each other") if paths else nullcontext():
         yield
 
 

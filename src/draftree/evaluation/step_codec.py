@@ -47,7 +47,7 @@ def decode_runs(coded: Runs, length: int, where: str) -> list[int]:
             f"{where}: a column has {len(coded)} numbers, allowed are pairs of a value and a count"
         )
     if sum(coded[1::2]) != length:
-        raise UserError(f"{where} is not a log of steps: its columns do not fit together")
+        raise UserError(f"{where} is not a log of steps: its columns do not match each other")
     return [
         value for value, count in zip(coded[::2], coded[1::2], strict=True) for _ in range(count)
     ]
@@ -102,6 +102,6 @@ def decode_steps(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]
             raise ValueError
     except (IndexError, ValueError) as error:
         raise UserError(
-            f"{where} is not a log of steps: its columns do not fit together"
+            f"{where} is not a log of steps: its columns do not match each other"
         ) from error
     return [([step for step, _ in prompt], [w for _, w in prompt]) for prompt in found]

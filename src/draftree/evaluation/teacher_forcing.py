@@ -306,7 +306,7 @@ def suite_answers(
     ):
         return texts
     raise UserError(
-        "the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE"
+        "the target answers every prompt with fewer than 2 tokens; give texts to measure on with --data FILE"
     )
 
 

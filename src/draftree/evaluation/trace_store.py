@@ -261,5 +261,5 @@ def _check_folder(folder: Path, target: Target) -> None:
         if (theirs := saved.get(name, str)) != value:
             told = f"its {name} is {theirs}, this target's is {value}"
             raise UserError(
-                f"'{folder}' was recorded of another target ('{saved.get('target', str)}'): {told}"
+                f"'{folder}' was recorded with another target ('{saved.get('target', str)}'): {told}"
             )

@@ -159,7 +159,7 @@ class Checkpoint:
             UserError: the checkpoint belongs to another method.
         """
         if (found := self.about.get("drafter", method)) != method:
-            raise UserError(f"'{self.folder}' holds a drafter '{found}', asked for was '{method}'")
+            raise UserError(f"'{self.folder}' holds a drafter '{found}', needed is '{method}'")
 
     def check_target(self, target: Target) -> None:
         """Warn if the checkpoint was trained for another target."""
@@ -371,9 +371,7 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         if not isinstance(found, dict) or not all(
             isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()
         ):
-            raise UserError(
-                f"'{path}' holds {format_value(found)}, allowed are named tensors alone"
-            )
+            raise UserError(f"'{path}' holds {format_value(found)}, allowed are only named tensors")
         return {
             key: _as_plain_tensor(value, key, path) for key, value in found.items() if wanted(key)
         }
@@ -389,6 +387,6 @@ def _as_plain_tensor(value: Tensor, key: str, path: Path) -> Tensor:
     ):
         kind = f"{value.dtype}, {value.layout} on {value.device}"
         raise UserError(
-            f"'{path}' has tensor {key} of {kind}, allowed are numbers that lie there one by one"
+            f"'{path}' has tensor {key} of {kind}, allowed are dense numbers without quantisation"
         )
     return value

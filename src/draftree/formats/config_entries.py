@@ -89,7 +89,7 @@ def _refuse(name: str, value: Any, allowed: Values, where: Path | str, method: s
     if value not in allowed:
         plain = " or ".join(_format_json(one) for one in allowed if one is not None) or "null"
         told = f"'{where}' has {name} {_format_json(value)}, allowed is {plain}"
-        raise UserError(f"{told}: that is another network than '{method}'")
+        raise UserError(f"{told}: that is not the architecture of '{method}'")
 
 
 def _format_json(value: Any) -> str:

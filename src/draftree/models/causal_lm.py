@@ -358,5 +358,5 @@ def refuse_attention(model: PreTrainedModel) -> None:
     if chosen not in (None, *ATTENTION):
         name, allowed = type(model).__name__, " or ".join(ATTENTION)
         raise UserError(
-            f"{name} has attn_implementation '{chosen}', which takes no mask of a tree: allowed is {allowed}"
+            f"{name} has attn_implementation '{chosen}', which supports no tree mask: allowed is {allowed}"
         )

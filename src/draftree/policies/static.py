@@ -175,7 +175,7 @@ def _table(name: str) -> Ints:
         if (beginning := path[:-1]) not in number:
             told = f"path {list(path)} without its beginning {list(beginning)}"
             raise UserError(
-                f"static: tree '{name}' has {told}; allowed are paths whose beginnings are paths too"
+                f"static: tree '{name}' has {told}; allowed are paths whose prefixes are paths too"
             )
         table[number[beginning], path[-1]] = i
     return table

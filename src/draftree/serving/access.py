@@ -180,7 +180,7 @@ class Body:
                 message = await asyncio.wait_for(self.receive(), max(end - time.monotonic(), 0.001))
             except TimeoutError:
                 raise ApiError(
-                    408, f"the body did not come within {self._seconds:g} seconds"
+                    408, f"the body did not arrive within {self._seconds:g} seconds"
                 ) from None
             if message["type"] == "http.disconnect":
                 break

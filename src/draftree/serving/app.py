@@ -208,7 +208,7 @@ async def unless_gone(work: Awaitable[T], request: Request) -> T:
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(499, "the client has gone away")
+            raise ApiError(499, "the client has disconnected")
         return task.result()
     finally:
         for one in (task, gone):
@@ -311,9 +311,9 @@ def add_operation(app: FastAPI, state: ServerState) -> None:
         They are not before the model is warm, nor while the server ends.
         """
         if state.worker.draining:
-            raise ApiError(503, "the server is about to end")
+            raise ApiError(503, "the server is shutting down")
         if not state.warm:
-            raise ApiError(503, "the model is not warm yet")
+            raise ApiError(503, "the model is still warming up")
         return {"status": "ready"}
 
     @app.get("/version", response_model=dict[str, str])

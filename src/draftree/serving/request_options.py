@@ -80,7 +80,7 @@ def chat_options(body: ChatBody, limits: Limits, has_room: int) -> Options:
     )
     if body.top_logprobs and not body.logprobs:
         raise ApiError(
-            400, "top_logprobs is given, allowed is it with logprobs: true", "top_logprobs"
+            400, "top_logprobs is given, allowed only with logprobs: true", "top_logprobs"
         )
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)

@@ -192,7 +192,7 @@ class Worker:
 
     @property
     def draining(self) -> bool:
-        """Return whether the worker refuses new requests because the server is about to end."""
+        """Return whether the worker refuses new requests because the server is shutting down."""
         return self._draining
 
     @property
@@ -205,14 +205,14 @@ class Worker:
         """Accept a request, and return its job; its texts start when slots are free.
 
         Raises:
-            ApiError: too many texts wait, or the server is about to end.
+            ApiError: too many texts wait, or the server is shutting down.
         """
         job = Job(work, self.cancel)
         with self._wake:
             if self._draining:
                 raise ApiError(
                     503,
-                    "the server is about to end, and takes no further request",
+                    "the server is shutting down, and accepts no further requests",
                     headers={"retry-after": "5"},
                 )
             if self._waiting and self._waiting + len(work.requests) > self._most:

@@ -224,7 +224,9 @@ def resolve_exactness(
     if anyway and found.lacks is None:
         return stable, "bits"
     if found.price is None:
-        LOG.info("exactness is 'ties': a token has other bits in company, %s", found.lacks)
+        LOG.info(
+            "exactness is 'ties': a token's bits depend on the rest of a pass, %s", found.lacks
+        )
         return None, "ties"
     percent, cheap = 100 * max(found.price, 0), found.price <= MAX_DEFAULT_SLOWDOWN
     if percent >= MIN_REPORTED_PERCENT:

@@ -111,7 +111,7 @@ def parts_of(path: Path) -> list[Path]:
     ]
     if missing := [part for part in parts if not part.is_file()]:
         raise UserError(
-            f"'{missing[0]}' is missing: '{path.name}' is one of {count} parts, which lie in one folder"
+            f"'{missing[0]}' is missing: '{path.name}' is one of {count} parts, which must be in one folder"
         )
     return parts
 

@@ -65,7 +65,7 @@ def measure_attention(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attendin
     fit = [t[:most] for t in texts if len(t) > 1]
     if not fit:
         raise UserError(
-            "how much the target's layers attend is measured on texts of at least 2 tokens, and there is none"
+            "the attention of the target's layers is measured on texts of at least 2 tokens, and none is given"
         )
     count = min(READ_TEXTS, len(fit))
     watches = [_Watch(decoder, i) for i in range(len(decoder.layers))]

@@ -37,7 +37,7 @@ def loading_arguments(
     if stored is not None and (loading.quantize or loading.adapter):
         what = "quantize" if loading.quantize else "adapter"
         raise UserError(
-            f"{what} is given for a target that is quantised, allowed is it for weights as they were trained"
+            f"{what} is given for a target that is quantised, allowed only for weights without quantisation"
         )
     refuse_missing_packages(known_as(str(config.name_or_path)), config, place)
     told: dict[str, Any] = {}
@@ -198,7 +198,7 @@ def round_to_four_bits(model: Any) -> None:
     if not fitting:
         told = f"linear layers whose rows are multiples of {GROUP} and {ROWS} long"
         raise UserError(
-            f"quantize is 'int4' for a {type(model).__name__}, allowed is it for models with {told}"
+            f"quantize is 'int4' for a {type(model).__name__}, allowed only for models with {told}"
         )
     for parent, name, child in fitting:
         setattr(parent, name, Int4Linear(child))

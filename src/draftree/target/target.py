@@ -344,7 +344,7 @@ class Target:
             if loading.compile and not compiled and place.type == "cpu":
                 kinds = "layers of the Llama kind, in bfloat16 or float32"
                 raise UserError(
-                    f"compile is true for a {type(model).__name__}, allowed on a CPU is it for {kinds}"
+                    f"compile is true for a {type(model).__name__}, allowed on a CPU only for {kinds}"
                 )
         free = loading.attn_implementation is None
         stable, exactness = resolve_exactness(

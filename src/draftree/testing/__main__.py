@@ -28,7 +28,7 @@ def main() -> int:
         prog="python -m draftree.testing", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument(
-        "--full", action="store_true", help="every check for every pairing, not pairwise"
+        "--full", action="store_true", help="run every check for every pairing, not pairwise"
     )
     for kind in KINDS:
         parser.add_argument(
@@ -36,21 +36,19 @@ def main() -> int:
             action="append",
             default=[],
             metavar="NAME",
-            help=f"only this {kind}; repeat it",
+            help=f"only this {kind}; may be repeated",
         )
     batched = "instead: every pairing under continuous batching of so many sequences, as 1 3 8"
     parser.add_argument("--batches", type=int, nargs="+", default=[], metavar="N", help=batched)
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th case")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="run only each N-th case")
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="skip the first N cases")
     parser.add_argument(
-        "--start", type=int, default=0, metavar="N", help="leave out the first N cases"
+        "--captured", action="store_true", help="record passes of few sizes once, and repeat them"
     )
     parser.add_argument(
-        "--captured", action="store_true", help="passes of few sizes, recorded once and repeated"
+        "--compiled", action="store_true", help="run layers by native kernels, in float32"
     )
-    parser.add_argument(
-        "--compiled", action="store_true", help="layers as machine code, in float32"
-    )
-    parser.add_argument("--device", default="cpu", help="where the target computes; cpu by default")
+    parser.add_argument("--device", default="cpu", help="device of the target; cpu by default")
     asked = vars(parser.parse_args())
     only: dict[str, list[str]] = {kind: asked[kind] for kind in KINDS}
     try:

@@ -74,7 +74,7 @@ LOGPROBS_HELP = "With --json: log-probabilities of each token and of the N likel
 class Length(Knobs):
     """Declare the limit of a text's length, in a class of its own so that its field comes first."""
 
-    max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
+    max_new_tokens: int = knob(128, least=1, short="-n", help="Maximum number of new tokens.")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Parameters(Choice, Length):
         rule=IDS,
         kind=list[int],
         metavar="ID",
-        help="Never write the token of this id; repeat it.",
+        help="Never write the token of this id; may be repeated.",
     )
     bad_words: str | Sequence[str] = penalty(
         (),
@@ -135,7 +135,7 @@ class Parameters(Choice, Length):
     beginning: str | Sequence[int] = shape(
         "", rule=BEGINNING, kind=str, metavar="TEXT", help="Begin the answer with this text."
     )
-    min_new_tokens: int = end(0, least=0, help="The fewest tokens to write.")
+    min_new_tokens: int = end(0, least=0, help="Minimum number of new tokens.")
     stop: str | Sequence[str] = end(
         (),
         rule=STOPS,
@@ -149,10 +149,10 @@ class Parameters(Choice, Length):
         kind=list[int],
         flag="--stop-id",
         metavar="ID",
-        help="End the answer after this token id; repeat it.",
+        help="End the answer after this token id; may be repeated.",
     )
     max_time: float | None = end(
         None, above=0, metavar="SECONDS", help="End the answer after this time."
     )
-    ignore_eos: bool = end(False, help="Write on after the end-of-text token.")
+    ignore_eos: bool = end(False, help="Continue after the end-of-text token.")
     logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP, panel=MORE_PANEL)

@@ -104,7 +104,7 @@ class Options(Parameters):
             )
         if given and self.ignore_eos:
             raise UserError(
-                f"ignore_eos is given with {given[0]}, but EOS is what ends a constrained response"
+                f"ignore_eos is given with {given[0]}, but a constrained response ends with EOS"
             )
         self.constraint  # noqa: B018 - made once, so that a mistake in it is reported now
 

@@ -483,7 +483,7 @@ def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Writte
         atol=MAX_BIAS_ERROR * float(bias.abs().max()),
     ):
         raise UserError(
-            f"the bias of '{stored.folder}' is none that an embedding can have in it, allowed is 'eagle'"
+            f"the bias of '{stored.folder}' cannot be added to an embedding, allowed is 'eagle'"
         )
     tensors[speculators.EMBEDDING_WEIGHT] = (embedding.double() + shift).to(
         tensors["fc.weight"].dtype

@@ -162,7 +162,7 @@ class Shards:
         with processes.agreed():
             if self.lacking:
                 raise UserError(
-                    f"'{self.folder}' lacks what other processes wrote: all machines must see the same folder"
+                    f"'{self.folder}' lacks files of other processes: all machines must share the folder"
                 )
 
     def _write(self, shard: int, names: Sequence[str]) -> None:

@@ -132,16 +132,14 @@ class Remote(Author):
                     return _parse_completion(asked, answer)
                 error = f"status {answer.status_code}: {' '.join(answer.text.split()) or answer.reason_phrase}"
                 if answer.status_code < 500 and answer.status_code not in RETRIED_STATUSES:
-                    raise UserError(
-                        f"server '{self._server.url}' refuses what it is asked, {error}"
-                    )
+                    raise UserError(f"server '{self._server.url}' refuses the request, {error}")
             except httpx2.TransportError as failure:
                 error = first_line(failure)
             except _InvalidResponse as failure:
                 error = str(failure)
             if attempt == self._server.tries:
                 raise UserError(
-                    f"server '{self._server.url}' was asked {attempt} times in vain, {error}"
+                    f"server '{self._server.url}' was asked {attempt} times without success, {error}"
                 )
             await anyio.sleep(self._server.backoff * 2 ** (attempt - 1))
         raise AssertionError

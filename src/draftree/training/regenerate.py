@@ -363,7 +363,7 @@ def _finished_rows(parts: Path) -> dict[int, Row]:
 def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) -> None:
     if len(done) < count:
         raise UserError(
-            f"'{out / PARTIAL_FILE}' lacks what other processes wrote: all machines must see the same folder"
+            f"'{out / PARTIAL_FILE}' lacks files of other processes: all machines must share the folder"
         )
     write_text(
         out / ANSWERS_FILE, "".join(json.dumps(done[i]) + "\n" for i in sorted(done) if done[i])

@@ -80,7 +80,7 @@ def is_resumable(out: Path, said: Mapping[str, Any]) -> bool:
     if different := [k for k in said if k not in FREE and said[k] != begun.get(k)]:
         was = ", ".join(f"{k}={begun.get(k)}" for k in different)
         raise UserError(
-            f"'{out}' holds an interrupted run with {was}: go on with the same, or use another folder"
+            f"'{out}' holds an interrupted run with {was}: continue with the same options, or use another folder"
         )
     return True
 
@@ -197,7 +197,7 @@ def resume(
             for tensors in (found["model"], mine)
         ]
         if different := sorted(name for name, _ in shapes[0].items() ^ shapes[1].items()):
-            raise ValueError(f"its weights are another model's: {', '.join(different[:4])}")
+            raise ValueError(f"its weights belong to another model: {', '.join(different[:4])}")
         drafter.model.load_state_dict(found["model"], strict=False)
         # The groups' settings are this run's own: those of the file could be anything.
         optimizer.load_state_dict(optimizer.state_dict() | {"state": found["optimizer"]["state"]})
@@ -208,5 +208,5 @@ def resume(
                 "exp_avg": size,
                 "exp_avg_sq": size,
             }:
-                raise ValueError("its moments are another model's")
+                raise ValueError("its optimizer state belongs to another model")
     return int(found["step"]), seconds

@@ -93,7 +93,7 @@ class Opening:
         """
         if not tokenizer.chat_template:
             raise UserError(
-                "the target's tokenizer has no chat template, so it cannot make up questions: use --data"
+                "the target's tokenizer has no chat template, so it cannot generate questions: use --data"
             )
         chat: Messages = [
             *([] if system is None else [{"role": "system", "content": system}]),
@@ -107,7 +107,7 @@ class Opening:
         ids = list(tokenizer(before, add_special_tokens=False)["input_ids"])
         if not mark or not ids or not behind.strip():
             raise UserError(
-                "the target's chat template does not put something before and behind a user's message: use --data"
+                "the target's chat template has no text before and after a user's message: use --data"
             )
         special = [t for t in _special(tokenizer) if behind.strip().startswith(t)]
         return cls(before, ids, max(special, key=len, default=behind.strip()))
@@ -166,7 +166,7 @@ def synthesize(
         kept, report = _sample_questions(target, how, opening, home, run, known)
         told = ", ".join(f"{n:,} {reason}" for reason, n in report["dropped"].items())
         LOG.info(
-            "%s made up %s questions, dropped: %s",
+            "%s generated %s questions, dropped: %s",
             target.name,
             f"{report['made_up']:,}",
             told or "none",
@@ -219,12 +219,12 @@ def _sample_questions(
             for count, each in enumerate(author.write(waiting), 1):
                 line = {"number": each.asked.number, "text": each.text, "ended": each.ended}
                 append(mine, "\n" + json.dumps(line))  # after a line that was broken off
-                run.tell(count, "making up questions", len(missing))
+                run.tell(count, "generating questions", len(missing))
         with processes.agreed():
             done = _finished_questions(home)
             if not done.keys() >= set(range(bound)):
                 raise UserError(
-                    f"'{home}' lacks what other processes wrote: all machines must see the same folder"
+                    f"'{home}' lacks files of other processes: all machines must share the folder"
                 )
             kept, dropped = select_questions(
                 [done[i] for i in range(bound)], how.count, target.tokenizer, known, run.excluded

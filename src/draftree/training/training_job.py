@@ -58,7 +58,7 @@ def make_plan(
             raise UnknownName("stage", name, names)
         if name != names[0] and not later:
             raise UserError(
-                f"stage '{name}' goes on from the weights of '{names[0]}', allowed is it with --init-from"
+                f"stage '{name}' goes on from the weights of '{names[0]}', allowed only with --init-from"
             )
         begun = {**asdict(stages[names.index(name)]), "stage": name}
     known = {f.name for f in fields(trainer.TrainingPlan)} - resume.FREE
@@ -67,7 +67,7 @@ def make_plan(
         trainer.TrainingPlan(**numbers)
     except (UserError, TypeError) as error:
         raise UserError(
-            f"'{out / resume.PLAN}' is not what a run was asked for: {error}"
+            f"'{out / resume.PLAN}' does not hold the options of a run: {error}"
         ) from error
     return trainer.TrainingPlan(**numbers | dict(given))
 
@@ -172,9 +172,7 @@ class Training(Job):
                 "--server and --server-model were not both given, allowed are both or none"
             )
         if url is not None and count is None and not again:
-            raise UserError(
-                "--server was given, allowed is it with --regenerate or --synthesize, for which it writes"
-            )
+            raise UserError("--server was given, allowed only with --regenerate or --synthesize")
         return cls(
             build("drafter", f"{name}:{','.join(given)}"),
             numbers,
@@ -247,7 +245,7 @@ class Training(Job):
                 drafter.fit_vocabulary(np.bincount(learnt, minlength=model.decoder.vocab))
             settled = drafter.resolve_auto([s.tokens for s in samples])
             for knob, number in settled.items():
-                LOG.info("%s is %s, measured on what is learnt from", knob, number)
+                LOG.info("%s is %s, measured on the training data", knob, number)
             with processes.agreed():
                 trainer.split_samples(
                     samples, plan
@@ -260,7 +258,7 @@ class Training(Job):
             )
             told = f"{len(samples):,} samples of {tokens:,} tokens, {plan.epochs:g} epochs"
             if seconds >= SILENT_SECONDS:
-                LOG.info("%s: about %s by what passes cost here", told, duration(seconds))
+                LOG.info("%s: about %s estimated from the cost of passes", told, duration(seconds))
             if plan.cache_features:
                 home = Path(plan.features or out / "features")
                 shards = Shards.at(home, model, samples, drafter.needs)
@@ -302,7 +300,7 @@ class Training(Job):
             if excluded.runs and data:
                 left_out = excluded.left_out(data, unread())
                 LOG.info(
-                    "%s rows of the data are left out, whose prompts must not be learnt",
+                    "%s rows of the data are left out, because their prompts are excluded",
                     f"{left_out:,}",
                 )
         author = Local(target, how.batch) if self.server is None else Remote(self.server, target)

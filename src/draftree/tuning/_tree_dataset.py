@@ -113,7 +113,7 @@ class Knobs:
         for key in own.keys() & given.keys():
             if given[key] != own[key]:
                 raise UserError(
-                    f"c2t: {key} is {given[key]}, allowed is {own[key]}: the classifier begun with has it"
+                    f"c2t: {key} is {given[key]}, allowed is {own[key]}: the classifier of --init-from has it"
                 )
         return cls(**{"share": 0.1} | own | given)
 
@@ -289,7 +289,7 @@ class Collected:
             ]:
                 was = ", ".join(f"{name}={before.get(name)}" for name in different)
                 raise UserError(
-                    f"'{self.folder}' holds trees with {was}: go on with the same, or use another folder"
+                    f"'{self.folder}' holds trees with {was}: continue with the same options, or use another folder"
                 )
             return
         write_text(path, json.dumps(dict(self.about), indent=1) + "\n")

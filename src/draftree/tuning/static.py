@@ -397,11 +397,11 @@ class StaticTreeSearch(Tuning):
         texts = self._texts(target, data, tell)
         ranks = list[Ints]()
         for i in range(0, len(texts), BATCH):
-            tell(i, "driving the drafter along", len(texts))
+            tell(i, "running the drafter on", len(texts))
             ranks += rank_texts(
                 target, drafter, texts[i : i + BATCH], self.settings.depth, self.settings.width
             ).texts
-        tell(len(texts), "measuring what a step costs", len(texts))
+        tell(len(texts), "measuring the cost of a step", len(texts))
         context = round(float(np.mean([(t.start + len(t.tokens)) / 2 for t in texts])))
         costs = (self.costs or settled_costs(target, drafter)).at(context, 1)
         tell(len(texts), "searching", len(texts))

@@ -358,7 +358,7 @@ def lock_output(out: Path, lock: Path | None = None, wait: bool = False) -> Iter
             held.acquire(timeout=-1 if wait else 0)
     except Timeout:
         raise UserError(
-            f"another process writes '{out}': wait for its end, or name another"
+            f"another process is writing '{out}': wait until it ends, or name another"
         ) from None
     except BaseException:
         _remove_empty(made)

@@ -76,7 +76,7 @@ class DatastoreMethod(Method):
         said, kind = read_note(folder), self.kind()
         if said["drafter"] != kind:
             raise UserError(
-                f"'{folder}' is a datastore for '{said['drafter']}', asked for was one for '{kind}'"
+                f"'{folder}' is a datastore for '{said['drafter']}', needed is one for '{kind}'"
             )
         if (own := tokenizer_hash(target.tokenizer)) != said.get("tokenizer"):
             raise UserError(
@@ -103,7 +103,7 @@ def read_note(folder: Path) -> dict[str, Any]:
     said = Checkpoint.at(folder).about
     if "drafter" not in said or "tokenizer" not in said:
         raise UserError(
-            f"'{folder}' is not a datastore: its config.json does not say of which drafter and tokenizer"
+            f"'{folder}' is not a datastore: its config.json does not name a drafter and a tokenizer"
         )
     return said
 

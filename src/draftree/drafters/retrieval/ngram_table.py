@@ -122,7 +122,7 @@ class Grams:
             arrays[name] = np.memmap(file, wide, "r") if length else np.zeros(0, wide)
         table = table_of(arrays)
         if not _fit(table, vocab):
-            raise UserError(f"'{folder}' holds no n-grams: its arrays do not fit each other")
+            raise UserError(f"'{folder}' holds no n-grams: its arrays do not match each other")
         return cls(table, n, vocab)
 
 

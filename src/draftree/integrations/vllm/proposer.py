@@ -112,14 +112,14 @@ class Proposer:
         self._failures += 1
         told = f"{type(error).__name__}: {first_line(error)}"
         LOG.warning(
-            "draftree's proposer failed (%s); requests go on without drafts",
+            "draftree's proposer failed (%s); requests continue without drafts",
             told,
             exc_info=self._failures == 1,
         )
         self.chains = self._make()
         if self._failures >= MAX_FAILURES:
             self.chains = None
-            LOG.warning("draftree proposes nothing any more: it failed %d times", MAX_FAILURES)
+            LOG.warning("draftree has stopped proposing: it failed %d times", MAX_FAILURES)
 
     def _report(self) -> None:
         """Write the figures to the file that the options name, if any."""
