@@ -249,23 +249,19 @@ def passages(talks: Sequence[Talk]) -> dict[int, str]:
 
 
 def write(
-    target: Target,
+    writing: Writing,
     rows: Sequence[Row],
     gsm8k: Sequence[str],
     excluded: Excluded,
-    seconds: float,
-    rows_at_once: int = ROWS,
     made_up: int = MADE_UP,
-    tell: Callable[[str], None] = print,
     parts: int = 3,
-    journal: Callable[[AnswerWriter], AnswerWriter] = lambda writer: writer,
+    tell: Callable[[str], None] = print,
 ) -> list[Talk]:
     """All prompts with their answers, as many as the time allows; passages come first, as others wait for them.
 
     Prompts are answered in several parts of all kinds, each in the order of their lengths.
     """
     begun = time.monotonic()
-    writing = Writing(target, rows_at_once, begun + seconds, journal=journal)
 
     def said(what: str) -> None:
         count = sum(sum(talk.learn) for talk in writing.done)
@@ -532,18 +528,14 @@ def main() -> None:
     if args.what == "write":
         args.out.mkdir(parents=True, exist_ok=True)
         asked = [row["question"] for row in lines(args.gsm8k)]
-        talks = write(
-            target,
-            list(lines(args.prompts))[: args.limit],
-            asked,
-            Excluded.of(args.exclude),
-            args.seconds,
-            args.rows,
-            args.made_up,
-            parts=args.parts,
-            journal=partial(Journal, folder=args.out, shard=args.shard, shards=args.shards),
+        journal = partial(Journal, folder=args.out, shard=args.shard, shards=args.shards)
+        deadline = time.monotonic() + args.seconds
+        writing = Writing(target, args.rows, deadline, journal=journal)
+        prompts, excluded = list(lines(args.prompts)), Excluded.of(args.exclude)
+        keep(
+            write(writing, prompts[: args.limit], asked, excluded, args.made_up, args.parts),
+            args.out,
         )
-        keep(talks, args.out)
     else:
         while not args.data.is_file():  # it is being written: begin at once when it is there
             time.sleep(0.2)

@@ -195,7 +195,8 @@ def test_written_answers_become_chats_with_their_prompts(
         {"kind": "chat", "turns": ["Hello.", "And now?"], "held": True},
         {"kind": "math", "gsm8k": 0},
     ]
-    talks = ours.write(target, rows, ["One and one?"], Excluded(), 600.0, 4, 2, lambda _: None)
+    writing = ours.Writing(target, 4, float("inf"))
+    talks = ours.write(writing, rows, ["One and one?"], Excluded(), 2, tell=lambda _: None)
     ours.keep(talks, tmp_path)
     written = list(ours.lines(tmp_path / "answers.jsonl.gz"))
     found = list(ours.chats(rows, ["One and one?"], written))
