@@ -784,7 +784,7 @@ def test_an_interrupted_run_goes_on(
     with pytest.raises(KeyboardInterrupt):
         run("again")
     assert len(list((tmp_path / "again" / "trees").glob("*.npz"))) == 2
-    with pytest.raises(UserError, match="holds trees with depth=4: go on with the same"):
+    with pytest.raises(UserError, match="holds trees with depth=4: continue with the same"):
         run("again", "depth=3")
     calls[:] = [1, 1, 1]  # three more texts, and none of the first two again
     assert run("again") == whole
@@ -1047,7 +1047,7 @@ def test_the_saved_nodes_at_equal_tau_are_what_the_results_say(
     equal = recipe("equal_tau")
     results = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
     saved = json.loads((results / "equal_tau.json").read_text("utf-8"))
-    again = equal.every(equal.read(results / "paper_edd.json"), "paper_edd")
+    again = equal.every(equal.read_result(results / "paper_edd.json"), "paper_edd")
     assert again == [r for r in saved["rows"] if r["result"] == "paper_edd"]
     named = {r["result"] for r in saved["rows"]}
     left_out = {name for names in saved["provenance"]["left out"].values() for name in names}
