@@ -555,7 +555,7 @@ def test_a_command_trains_without_data(folder: Path, chats: Path, tmp_path: Path
         5,
     )
     assert command(*ask, "--out", tmp_path / "alone") == 0
-    assert "made up" in capfd.readouterr().err
+    assert "generated" in capfd.readouterr().err
     said = json.loads((tmp_path / "alone" / "training.json").read_text())
     assert (said["synthesized"], said["regenerated_tokens"]) == (12, 8)
     rows = [
