@@ -92,7 +92,7 @@ soak: .venv/ready
 	$(BIN)/python tests/helpers/soak.py --seconds $(SECONDS) --out build/soak
 
 fuzz: .venv/ready
-	$(BIN)/python tests/helpers/fuzz_files.py --mutations $(MUTATIONS) --out build/fuzz
+	PYTHONPATH=benchmarks $(BIN)/python tests/helpers/fuzz_files.py --mutations $(MUTATIONS) --out build/fuzz
 
 tables: .venv/ready
 	$(BIN)/python benchmarks/tables.py

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from common.drafter_calibration import BINS, MAX_DEPTHS, RANKS
 from draftree.cli.arguments import quiet
 from draftree.costs.curves import Costs, monotone
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites
 from draftree.evaluation.bootstrap import paired, samples
-from draftree.evaluation.drafter_calibration import BINS, MAX_DEPTHS, RANKS
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.replay_target import ReplayTarget
 from draftree.evaluation.target_trace import Recording, TokenText

@@ -97,13 +97,13 @@ oracle = [r for r in result["oracle"] if r["drafter"] in kept]
 json.dump({**result, "provenance": about, "rows": [r for r in result["rows"] if some(r)], "oracle": oracle}, open("greedy.json", "w"))
 PY
     for name in h100-8b rtx4090-8b-int4 4b300-dsv4flash; do options+=(--machine "$name"); done
-    draftree recount greedy.json "${options[@]}" --out evidence_varied.json
+    python "$here/recount.py" greedy.json "${options[@]}" --out evidence_varied.json
 }
 claims() {  # the papers' claims that the pairings answer
-    draftree tables --target smollm2 --result evidence.json --as glide=glide --as mtp=mtp --as rest=rest --as aded=aded \
-        --out claims.json --json | python -c '
+    python "$here/paper_tables.py" --target smollm2 --result evidence.json --as glide=glide --as mtp=mtp --as rest=rest --as aded=aded \
+        --out claims.json --json | PYTHONPATH="$here" python -c '
 import json, sys
-from draftree.evaluation.paper_claims import Claim, JudgedClaim
+from common.paper_claims import Claim, JudgedClaim
 from draftree.evaluation.bootstrap import Ratio
 names = Claim.__dataclass_fields__
 found = [(Claim(**{k: v for k, v in c.items() if k in names}), c) for c in json.load(sys.stdin)["claims"] if c["ratio"]]

@@ -12,15 +12,43 @@ are compared: 1 / τ, but for the prefill.
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from draftree.cli.terminal import table
-from draftree.errors import UserError
-from draftree.evaluation.bootstrap import comparable_pairs
+from draftree.errors import UnknownName, UserError
+from draftree.evaluation.bootstrap import RowComparison, are_comparable, compare_pairs
 from draftree.evaluation.result_rows import read_result
+
+
+def comparable_pairs(result: Mapping[str, Any], of: str, name: str, by: str) -> list[RowComparison]:
+    """Compare rows that differ only in their drafter, or only in their policy.
+
+    The first row of each pair is the one whose drafter or policy is `name`.
+
+    Args:
+        result: a saved result.
+        of: key in which the rows of a pair differ: `policy` or `drafter`.
+        name: spec of the policy or drafter to compare with the others.
+        by: the total to compare; see `paired`.
+    """
+    rows = [r for r in result["rows"] if r["policy"] is not None]
+    if name not in (names := {r[of] for r in rows}):
+        raise UnknownName(of, name, names)
+    return compare_pairs(
+        (
+            (mine, other)
+            for mine in rows
+            if mine[of] == name
+            for other in rows
+            if other[of] != name and are_comparable(mine, other, of)
+        ),
+        by,
+        result,
+    )
 
 
 def lines(result: dict[str, Any], of: str, name: str, by: str) -> list[dict[str, str]]:

@@ -6,7 +6,7 @@
 
 With `--paper` and `--table` everything that the table needs is run: the pairings of its claims,
 replayed and judged, beside the paper's own figures; of a figure the picture, too. Other options go
-to `draftree tables`, such as `--as NAME=SPEC`. `--judge` reads the saved results and writes
+to `benchmarks/paper_tables.py`, such as `--as NAME=SPEC`. `--judge` reads the saved results and writes
 `benchmarks/results/papers.json`, of which docs/reference/papers.md is made.
 """
 
@@ -15,28 +15,21 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from draftree.cli.app import main as draftree
+import analyse
+import paper_tables
+from common import paper_claims as judging
+from common.paper_claims import Claim
+from common.paper_recipes import ADED, C2T, CLAIMS, EAGLE2, EDD_PCT, GLIDE_CAPE, select_claims
 from draftree.costs.curves import Costs, CostTable, counted
-from draftree.evaluation import paper_claims as judging
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import MIN_PROMPTS, ResultRow, holm, paired
-from draftree.evaluation.paper_claims import Claim
-from draftree.evaluation.paper_recipes import (
-    ADED,
-    C2T,
-    CLAIMS,
-    EAGLE2,
-    EDD_PCT,
-    GLIDE_CAPE,
-    select_claims,
-)
 from draftree.evaluation.result_rows import read_result
 
 RESULTS = Path(__file__).with_name("results")
@@ -54,7 +47,7 @@ class Item:
         place: number of the table or figure.
         what: what it shows.
         run: the command where it is none of this script's; `draftree …` or `python …`.
-        pictures: whether `draftree analyse` draws it.
+        pictures: whether `benchmarks/analyse.py` draws it.
         reason: why there is nothing to run.
     """
 
@@ -75,7 +68,7 @@ class Item:
 
 
 DIAGRAM = "a diagram of the method"
-ANALYSE = "draftree analyse --target demo --suite demo --pictures pictures --drafter "
+ANALYSE = "python benchmarks/analyse.py --target demo --suite demo --pictures pictures --drafter "
 ABLATIONS = (
     "python benchmarks/c2t_ablations.py --data CHATS.jsonl --suite QUESTIONS.jsonl --work FOLDER"
 )
@@ -396,7 +389,7 @@ def verdicts(target: str) -> list[dict[str, Any]]:
             for pair in pairs:
                 ratios = [adjusted[pair.key, by] for *_, by in pair.claim.comparisons]
                 taus = (pair.mine["acceptance_length"], pair.other["acceptance_length"])
-                one = judging._with(judging.JudgedClaim(pair.claim, taus), ratios)
+                one = judging.with_ratios(judging.JudgedClaim(pair.claim, taus), ratios)
                 prompts = len(pair.mine["per_prompt"]["tokens"])
                 seeds.append(entry(c, target, one, pair.source, prompts))
             at_costs = at_paper_costs(pairs[0].claim) if target == "demo" else {}
@@ -644,7 +637,7 @@ def spoken() -> list[dict[str, Any]]:
         paired(rows["cape"], rows[other], "steps") for other in ("chain:length=5", "beam")
     )
     claim = claim_of(GLIDE_CAPE, "3", "speculation's milliseconds")
-    one = judging._with(
+    one = judging.with_ratios(
         replace(judging.JudgedClaim(claim, (1.0, 1.0)), claim=replace(claim, keeps=True)), [cape]
     )
     both = (one.verdict, judging.judge_ratio(claim, beam))
@@ -826,7 +819,6 @@ def run(
     place = [word for suite in suites for word in ("--suite", suite)]
     result = out / f"{'-'.join(re.findall(r'[a-z0-9]+', f'{paper} {item.place}'.lower()))}.json"
     words = [
-        "tables",
         "--paper",
         paper,
         "--table",
@@ -839,12 +831,12 @@ def run(
         "--force",
         *more,
     ]
-    status = called(words)
+    status = called(paper_tables.main, words)
     if status == 0 and item.pictures:
         drafter = select_claims([paper], [item.place])[0].mine.partition(" ")[0]
         status = called(
+            analyse.main,
             [
-                "analyse",
                 "--target",
                 target,
                 "--drafter",
@@ -853,15 +845,15 @@ def run(
                 "--pictures",
                 str(out / result.stem),
                 "--force",
-            ]
+            ],
         )
     return status
 
 
-def called(words: Sequence[str]) -> int:
-    """Call the command line; return its exit status."""
+def called(script: Callable[[Sequence[str]], NoReturn], words: Sequence[str]) -> int:
+    """Call another script; return its exit status."""
     try:
-        draftree(list(words))
+        script(words)
     except SystemExit as end:
         return int(end.code or 0)
     return 0

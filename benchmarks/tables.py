@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from common.paper_recipes import CLAIMS
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import roofline
-from draftree.evaluation.paper_recipes import CLAIMS
 from draftree.evaluation.result_rows import NGRAM, read_result
 from draftree.evaluation.text_tables import result_table
 from papers import CONFOUNDED, ITEMS, STANDS_IN, WITHOUT

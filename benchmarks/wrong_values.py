@@ -57,9 +57,7 @@ UNBOUNDED = ("logit_bias", "betas", "frequency_penalty", "presence_penalty")
 FIRST = {
     "generate": ["hi"],
     "report": ["{result}"],
-    "recount": ["{result}"],
     "export": ["demo"],
-    "card": ["."],
     "push": [".", "owner/name"],
     "train": ["edd", "--data", "{text}", "--out", "{new}"],
     "build": ["--kind", "rest", "--data", "{text}", "--out", "{new}"],

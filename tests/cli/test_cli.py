@@ -193,7 +193,7 @@ def test_a_rule_that_promises_less_than_the_text_says_so(
 MISTAKES = {
     "no command": (
         [],
-        "known are advise, analyse, bench, card, chat, costs, datastore, doctor, drafters, env, export, generate, list, push,",
+        "known are advise, bench, chat, costs, datastore, doctor, drafters, env, export, generate, list, push,",
     ),
     "unknown command": (["generat", "x"], "did you mean 'generate'"),
     "unknown option": (["generate", "x", "--polcy", "pct"], "--policy"),

@@ -568,15 +568,12 @@ def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_pa
 OUTPUTS = {
     "bench": ("bench", "demo", "--out", "there.json"),
     "replay": ("replay", "demo", "--out", "there.json"),
-    "tables": ("tables", "--out", "there.json"),
     "report": ("report", "result.json", "--out", "there.html"),
-    "recount": ("recount", "result.json", "--machine", "h100-8b", "--out", "there.json"),
     "costs": ("costs", "demo", "--out", "there.json"),
     "a picture of costs": ("costs", "demo", "--plot", "there.svg"),
     "trees": ("generate", "demo", "hi", "--trees", "there.html"),
     "a profile": ("bench", "demo", "--profile", "there.svg"),
-    "pictures": ("analyse", "demo", "--pictures", "pictures"),
-    "a card": ("card", "ours", "--out", "there.json"),
+    "a card": ("push", "ours", "owner/name", "--license", "mit", "--dry-run"),
     "an export": ("export", "eagle3", "--out", "ours"),
     "a datastore": (
         "datastore",
@@ -611,7 +608,8 @@ def test_nothing_is_overwritten_without_consent(draftree: Run, tmp_path: Path, n
         "there.svg",
         "result.json",
         "ours/config.json",
-        "pictures/reliability.png",
+        "ours/model.safetensors",
+        "ours/README.md",
     ):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("{}")

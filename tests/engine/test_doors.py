@@ -32,9 +32,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_card_says_what_the_folder_says_and_push_what_it_would_upload(
     folder: Path, capsys
 ) -> None:
-    assert run("push", folder, "me/edd", "--dry-run") == 2
-    assert "no README.md: `draftree card` writes the card" in capsys.readouterr().err
-    assert run("card", folder, "--license", "apache-2.0") == 0
+    assert run("push", folder, "me/edd", "--dry-run", "--license", "apache-2.0") == 0
+    assert f"The card is '{folder / 'README.md'}'.\nme/edd: README.md (" in capsys.readouterr().out
     text = (folder / "README.md").read_text()
     _, head, body = text.split("---\n", 2)
     about = yaml.safe_load(head)
@@ -43,12 +42,19 @@ def test_a_card_says_what_the_folder_says_and_push_what_it_would_upload(
     assert "edd" in about["tags"]
     assert "| hidden_layer | -4 |" in body
     assert "| training: epochs | 3.0 |" in body
-    assert run("card", folder) == 2, "it is not written over"
+    assert run("push", folder, "me/edd", "--dry-run", "--license", "mit") == 2
+    assert "exists; --force overwrites it, without --result" in capsys.readouterr().err
+    assert (folder / "README.md").read_text() == text
+    assert run("push", folder, "me/edd", "--dry-run", "--license", "mit", "--force") == 0
+    assert "license: mit" in (folder / "README.md").read_text()
+    (folder / "README.md").write_text("of my own")
     (folder / "training.pt").write_bytes(b"state")
     capsys.readouterr()
     assert run("push", folder, "me/edd", "--dry-run", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["uploaded"] is False
+    assert said["card"] is None
+    assert (folder / "README.md").read_text() == "of my own"
     assert {"README.md", "config.json", "model.safetensors"} <= set(said["files"])
     assert "training.pt" not in said["files"]
     assert run("push", folder, "edd", "--dry-run") == 2
@@ -57,7 +63,8 @@ def test_a_card_says_what_the_folder_says_and_push_what_it_would_upload(
 
 def test_a_card_of_what_is_no_drafter_is_refused(tmp_path: Path, capsys) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert run("card", tmp_path) == 2
+    (tmp_path / "model.safetensors").touch()
+    assert run("push", tmp_path, "me/edd", "--dry-run") == 2
     assert "holds no drafter of draftree" in capsys.readouterr().err
     assert not (tmp_path / "README.md").exists()
 

@@ -52,7 +52,6 @@ class Case:
 
 
 CASES = {
-    "card": Case(["card", "drafter", "--force", "--out", "OUT/card.md"], "card.md"),
     "report": Case(["report", "result.json", "--force", "--out", "OUT/report.html"], "report.html"),
     "trees": Case([*GENERATE, "target", "--drafter", "pld", "--force", "--trees", "OUT/trees.html"], "trees.html"),
     "export": Case(["export", "eagle", "--format", "eagle", "--force", "--out", "OUT/exported"], "exported"),
@@ -193,7 +192,7 @@ ACTS = {
     "SIGTERM": (ended_by(signal.SIGTERM), 143),
 }
 USUAL = {
-    ("card", "full"),
+    ("report", "full"),
     ("export", "full"),
     ("push", "SIGTERM"),
 }  # what `load` writes depends on what it has timed

@@ -10,7 +10,6 @@ from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs, counted, estimate_plain_seconds
 from draftree.engine import Engine, generate_plain
 from draftree.evaluation.compare import compare, warm_up
-from draftree.evaluation.drafter_calibration import share_by_depth
 from draftree.metrics import Stats, Step, Work, repeated_ngrams, total
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
@@ -305,4 +304,3 @@ def test_a_depth_reached_in_exactly_half_the_steps_of_the_one_before(target: Tar
     found = Stats(0, steps, 0, 0, 0, [])
     assert found.acceptance_length == pytest.approx(2 - 2**-8, abs=1e-12)
     assert found.alpha == pytest.approx((2 - 2**-8) / 8, abs=1e-12)
-    assert share_by_depth(steps) == pytest.approx([2.0**-d for d in range(1, 9)], abs=1e-12)

@@ -1,6 +1,6 @@
 """Suites, runs beside the baseline, the figures made of them, and the shown_tables."""
 
-import importlib.util
+import importlib
 import io
 import json
 import re
@@ -440,14 +440,7 @@ def test_drafting_nothing_costs_plain_decoding_and_a_commit() -> None:
 
 def module(name: str) -> ModuleType:
     """A script among the benchmarks."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))  # scripts import each other
-        spec.loader.exec_module(found)
-    return found
+    return importlib.import_module(name)
 
 
 def compared(tokens: list[int], seconds: list[float]) -> dict[str, object]:
@@ -682,8 +675,7 @@ def test_the_factors_in_the_readme_are_those_of_the_results(tables: ModuleType) 
     )
 
 
-def test_tokens_of_a_step_by_where_in_the_text_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def test_tokens_of_a_step_by_where_in_the_text_it_begins() -> None:
     places, text = module("places"), list(range(11))
     # Steps begin behind 1, 4, 5 and 9 written tokens, in stretches of four: 0–3, 4–7, 4–7, and 9 in
     # the last of two; of the tokens that come next there, 1 and 5 stand in the prompt.

@@ -1,8 +1,8 @@
-"""The page of a saved result, and the analyses of a drafter with their pictures."""
+"""The page of a saved result."""
 
 import json
 import re
-from dataclasses import replace
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,8 @@ import pytest
 
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
-from draftree.engine import generate_plain
 from draftree.evaluation import report_text, result_rows
-from draftree.evaluation.drafter_calibration import (
-    BINS,
-    CANDIDATES,
-    MAX_DEPTHS,
-    RANKS,
-    CandidateTrace,
-    by_category,
-    frontiers,
-)
-from draftree.evaluation.target_trace import TokenText
-from draftree.request import Request
 from draftree.target.target_names import shipped_folder
-from draftree.testing.fakes import Always, tiny_target
 
 pytest.importorskip("jinja2")
 
@@ -120,61 +107,6 @@ def test_the_last_paragraph_says_what_the_figures_say() -> None:
     assert "75%" in report_text.gap_sentences(fake({"slow": 1.2, "fast": 1.5}))[0]
 
 
-def looked(
-    rank: list[int],
-    sure: list[float],
-    reached: list[bool] | None = None,
-    entropy: list[float] | None = None,
-) -> CandidateTrace:
-    count = len(rank)
-    return CandidateTrace(np.ones(count, np.int64), np.array(rank), np.array(sure), np.array(entropy or [0.5] * count),
-                  np.array(reached or [True] * count), np.array(sure)[:, None] * 0.5 ** np.arange(CANDIDATES))  # fmt: skip
-
-
-def test_calibration_by_hand() -> None:
-    """Three at .9 of which two are right, one at .1 that is wrong; what no chain comes to does not count."""
-    found = looked([0, 0, 1, 8, 0], [0.9, 0.9, 0.9, 0.1, 0.1], [True, True, True, True, False])
-    assert found.reliability() == [
-        {"confidence": pytest.approx(0.1), "accepted": 0.0, "count": 1},
-        {"confidence": pytest.approx(0.9), "accepted": pytest.approx(2 / 3), "count": 3},
-    ]
-    assert found.calibration_error == pytest.approx((0.1 + 3 * (0.9 - 2 / 3)) / 4)
-    assert found.by_depth()[0][:2] == [0.6, 0.2]
-    assert sum(found.by_depth()[0]) == pytest.approx(0.8), "one was not among the candidates"
-    ends, shares = looked([0, 1, 2], [1.0] * 3, None, [0.0, 1.0, 2.0]).by_entropy()
-    assert (len(shares), ends[0], ends[-1]) == (len(ends) - 1, 0.0, 2.0)
-    assert np.array(shares).sum() == pytest.approx(3)
-    assert len(shares) <= BINS
-
-
-def test_heat_maps_by_hand() -> None:
-    """C2T, Figure 2: intervals of a nat, the last one open, and only what one draft pass gives."""
-    found = looked([0, 1, 20, 0, 7], [0.8, 0.4, 0.2, 0.1, 0.6], None, [0.2, 0.9, 1.0, 7.5, 0.3])
-    found = replace(found, depth=np.array([1, 1, 1, 1, 2]))
-    mean_q, accepted, places = found.by_entropy_interval()
-    assert places.tolist() == [2, 1, 0, 0, 0, 0, 1], "the fifth is of depth 2"
-    assert mean_q[0, :2] == pytest.approx([0.6, 0.3])
-    assert accepted[0, :3].tolist() == [0.5, 0.5, 0.0]
-    assert accepted[1].sum() == 0, "its token is none of the candidates"
-    assert (mean_q[6, 0], accepted[6, 0]) == (pytest.approx(0.1), 1.0)
-    assert not mean_q[2:6].any()
-
-
-def test_a_drafter_that_is_always_right_has_rank_1_at_every_depth() -> None:
-    target = tiny_target()
-    requests = [Request([3, 1, n], 14, number=n) for n in range(1, 4)]
-    written = generate_plain(target, requests).tokens
-    plans = [[*r.prompt, *w] for r, w in zip(requests, written, strict=True)]
-    found = CandidateTrace.along(
-        target, Always(plans, 61), [TokenText(np.array(p), 3) for p in plans]
-    )
-    assert set(found.rank.tolist()) == {0}
-    assert found.reached.all()
-    assert max(found.depth) == MAX_DEPTHS
-    assert [row[0] for row in found.by_depth()] == [1.0] * MAX_DEPTHS
-    assert len(found.by_depth()[0]) == RANKS
-
-
 def test_frontiers_and_categories() -> None:
     row = {"drafter": "d", "nodes_per_step": 9.0, "acceptance_length": 2.0}
     rows = [
@@ -183,11 +115,11 @@ def test_frontiers_and_categories() -> None:
         row | {"policy": "p:n=2", "nodes_per_step": 2.0},
         row | {"policy": "q"},
     ]
-    assert frontiers(rows) == {
+    assert report_text.frontiers(rows) == {
         "d p": [(2.0, 2.0, "p:n=2"), (9.0, 2.0, "p:n=9")],
         "d q": [(9.0, 2.0, "q")],
     }
-    assert by_category(
+    assert report_text.by_category(
         {"per_prompt": {"nodes": [4, 9, 8], "steps": [2, 3, 4]}}, ["a", "b", "a"]
     ) == {
         "a": [2.0, 2.0],
@@ -195,67 +127,17 @@ def test_frontiers_and_categories() -> None:
     }
 
 
-def test_pictures_are_drawn_as_png_and_svg(folder: Path, capsys) -> None:
-    pytest.importorskip("matplotlib")
-    words = (
-        "--drafter",
-        "vdm",
-        "--limit",
-        2,
-        "--max-new-tokens",
-        8,
-        "--result",
-        folder / "r.json",
-        "--pictures",
-        folder / "pictures",
-    )
-    assert run("analyse", *words, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["places"] > 0
-    assert len(said["rank_by_depth"]) == MAX_DEPTHS
-    assert [r["drafter"] for r in said["result"]] == ["vdm", "pld"]
-    interval = said["rank_by_interval"]
-    assert sum(interval["places"]) > 0
-    assert np.shape(interval["q"]) == np.shape(interval["accepted"]) == (7, CANDIDATES)
-    names = {"reliability", "rank_by_depth", "rank_by_entropy", "frontier"}
-    names |= {f"interval_{of}" for of in ("q", "accepted", "bias")}
-    names |= {"nodes_by_category", "accepted_by_category"}
-    assert {p.name for p in (folder / "pictures").iterdir()} == {
-        f"{n}.{e}" for n in names for e in ("png", "svg")
-    }
-    assert (folder / "pictures" / "frontier.svg").read_text().count("<path") > 5
-
-
-@pytest.mark.parametrize("command", ["report", "recount", "tables", "analyse", "card"])
-def test_another_version_is_one_line_and_status_2(
-    command: str, folder: Path, tmp_path: Path, capsys
-) -> None:
+def test_another_version_is_one_line_and_status_2(folder: Path, tmp_path: Path, capsys) -> None:
     later = json.loads((folder / "r.json").read_text()) | {"format": result_rows.FORMAT + 1}
     (tmp_path / "later.json").write_text(json.dumps(later))
-    words = {
-        "report": (tmp_path / "later.json", "--out", tmp_path / "out.html"),
-        "recount": (
-            tmp_path / "later.json",
-            "--machine",
-            "h100-8b",
-            "--out",
-            tmp_path / "out.json",
-        ),
-        "tables": ("--result", tmp_path / "later.json", "--out", tmp_path / "out.json"),
-        "analyse": ("--result", tmp_path / "later.json"),
-        "card": (
-            shipped_folder("demo", "edd"),
-            "--result",
-            tmp_path / "later.json",
-            "--out",
-            tmp_path / "out.md",
-        ),
-    }[command]
-    assert run(command, *words) == 2
-    said = capsys.readouterr().err
-    assert (
-        f"is a result of format {result_rows.FORMAT + 1}, allowed is 1 … {result_rows.FORMAT}"
-        in said
-    )
-    assert said.count("\n") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["later.json"]
+    drafter = shutil.copytree(str(shipped_folder("demo", "edd")), tmp_path / "edd")
+    before = sorted(tmp_path.rglob("*"))
+    for words in (
+        ("report", tmp_path / "later.json", "--out", tmp_path / "out.html"),
+        ("push", drafter, "owner/name", "--dry-run", "--result", tmp_path / "later.json"),
+    ):
+        assert run(*words) == 2
+        said = capsys.readouterr().err
+        assert f"of format {result_rows.FORMAT + 1}, allowed is 1 … {result_rows.FORMAT}" in said
+        assert said.count("\n") == 1
+        assert sorted(tmp_path.rglob("*")) == before

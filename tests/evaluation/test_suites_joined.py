@@ -102,18 +102,11 @@ def test_the_command_takes_several(
     assert (status, "'none'" in err) == (2, True)
 
 
-def test_analyse_and_tune_take_several(
-    draftree: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_tune_takes_several(draftree: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     one = file_of(tmp_path / "one.jsonl", {"question": "A"}, {"question": "B"}, {"question": "C"})
     two = file_of(tmp_path / "two.jsonl", {"question": "D"}, {"question": "E"}, {"question": "F"})
     suites = ("--suite", one, "--suite", two)
-    status, out, _ = draftree(
-        "analyse", "--drafter", "vdm", *suites, "--max-new-tokens", "6", "--json"
-    )
-    said = json.loads(out)
-    assert (status, said["suite"], said["texts"]) == (0, "one+two", 6)
     words = ("--drafter", "vdm", "--policy", "chain", "--trials", "1", "--per-category", "2")
     words += ("--max-new-tokens", "6", "--machine", "h100-8b")
     status, out, err = draftree("tune", *words, *suites)

@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import recount
 from architectures import VOCAB, target
 from byte_vocabulary import byte_vocabulary
 from checkpoint_layouts import LAYOUTS, there
@@ -271,10 +272,15 @@ def asked_of_benchmarks(folder: Path) -> None:
 
 def command(*words: object) -> str:
     """Run a command in this process; return its output."""
+    return output_of(main, *words)
+
+
+def output_of(program: Callable[[list[str]], object], *words: object) -> str:
+    """Run a program that ends the process; return its output."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            main(list(map(str, words)))
+            program(list(map(str, words)))
         except SystemExit as ended:
             status = int(ended.code or 0)
     if status == 2:
@@ -312,8 +318,9 @@ def bench(folder: Path) -> None:
 
 def shown_and_recounted(folder: Path) -> None:
     result = folder / "result.json"
-    command("recount", result, "--costs", folder / "costs.json", "--out", folder / "again.json")
-    command("recount", result, "--machine", "h100-8b", "--json")
+    again = ("--costs", folder / "costs.json", "--out", folder / "again.json")
+    output_of(recount.main, result, *again)
+    output_of(recount.main, result, "--machine", "h100-8b", "--json")
     command("report", result, "--out", folder / "report.html")
 
 
@@ -492,8 +499,8 @@ def measured_half(folder: Path) -> None:
 def gone_on(folder: Path) -> None:
     """Run the benchmark again, which goes on, and count its result."""
     bench(folder)
-    command(
-        "recount",
+    output_of(
+        recount.main,
         folder / "result.json",
         "--costs",
         folder / "costs.json",
@@ -510,7 +517,7 @@ def machine(folder: Path) -> None:
 def counted(folder: Path) -> None:
     with mock.patch.object(roofline, "MACHINES_FOLDER", folder):
         found = roofline.Machine.load("machine")
-        assert found.costs(roofline.ONE_LAYER).at(50, 2).target_seconds(3) > 0
+        assert found.costs(roofline.Drafting(layers=1, heads=1)).at(50, 2).target_seconds(3) > 0
         assert found.summary
 
 

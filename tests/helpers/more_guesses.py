@@ -167,7 +167,7 @@ MORE: dict[str, str] = {
     "draftree.hf_hub_download('a/b','c')": "models are downloaded when they are first used",
     "draftree.HfApi": "run `hf auth login`",
     "draftree.InferenceClient('x')": "engine = draftree.load",
-    "draftree.ModelCard": "`draftree card FOLDER`",
+    "draftree.ModelCard": "`draftree push FOLDER OWNER/NAME --dry-run`",
     "draftree.simple_evaluate(model='x')": "lm_eval --model draftree runs its tasks",
     "draftree.HFLM": "engine = draftree.load",
     "draftree.get_model('x')": "cannot load target 'x'",

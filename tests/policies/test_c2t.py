@@ -900,8 +900,7 @@ def test_where_nothing_is_accepted_there_is_nothing_to_learn(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+def recipe() -> Callable[[str], Any]:
     return importlib.import_module
 
 

@@ -100,8 +100,6 @@ def test_every_command_takes_them(draftree: Callable[..., tuple[int, str, str]])
     for command in (
         "bench",
         "replay",
-        "tables",
-        "analyse",
         "tune",
         "serve",
         "chat",

@@ -134,11 +134,11 @@ MODULE_HINTS: Mapping[str, str] = by_word(
             "LlamaRAMCache LlamaDiskCache make_prompt_cache load_prompt_cache save_prompt_cache cache_prompt DynamicCache"
         ),
         "run `hf auth login`": "login HfApi whoami",
-        "`draftree card FOLDER` writes it": "ModelCard",
+        "`draftree push FOLDER OWNER/NAME --dry-run` writes it": "ModelCard",
         "draftree.UserError is what a mistake raises": "ResponseError OpenAIError APIError BadRequestError",
         "draftree has no web search": "web_search web_fetch",
         "`draftree --help` lists the commands": (
-            "push report card tune replay recount tables env advise analyse datastore cli llama_cpp"
+            "push report tune replay env advise datastore cli llama_cpp"
         ),
         "give its values as options: engine.chat('text', temperature=0.7, max_new_tokens=100)": (
             "Sampler LogitsProcessor   BeamSearchParams LogitsProcessorList make_logits_processors sample_utils"

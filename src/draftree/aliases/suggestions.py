@@ -39,11 +39,19 @@ from draftree.aliases.name_kinds import (
 
 _TODAY = "type draftree generate MODEL -p 'PROMPT', or draftree chat MODEL for a conversation"
 
+_MOVED = "it is now a script of draftree's repository: python benchmarks/{}.py"
+"""Hint for a command that has left the package."""
+
 INSTEAD: Mapping[str, Mapping[str, str]] = {
     OPTION: OPTION_HINTS,
     LOADING: LOADING_HINTS,
     FLAG: FLAG_HINTS,
     COMMAND: {
+        "recount": _MOVED.format("recount"),
+        "analyse": _MOVED.format("analyse"),
+        "analyze": _MOVED.format("analyse"),
+        "tables": _MOVED.format("paper_tables"),
+        "card": "draftree push writes the card; type draftree push FOLDER OWNER/NAME --dry-run",
         "eval": "type draftree bench MODEL, or lm_eval --model draftree",
         "pull": "models are downloaded when they are first used; `hf download ID` fetches one ahead",
         "download": "models are downloaded when they are first used; `hf download ID` fetches one ahead",
@@ -76,7 +84,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "tokenize": "transformers' AutoTokenizer reads the model's tokenizer",
         "embed": "draftree writes texts; transformers gives embeddings",
         "perplexity": "run lm_eval --model draftree",
-        "plot": "type draftree report RESULT, or draftree analyse --pictures FOLDER",
+        "plot": "type draftree report RESULT",
         "update": "type pip install --upgrade draftree",
     },
     DRAFTER: DRAFTER_HINTS,

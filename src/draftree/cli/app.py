@@ -14,7 +14,6 @@ import typer
 
 from draftree.cli import (
     advise,
-    analyse,
     bench,
     chat,
     costs,
@@ -24,11 +23,9 @@ from draftree.cli import (
     export,
     generate,
     list_parts,
-    model_card,
-    paper_claims,
+    push,
     replay,
     report,
-    reprice,
     serve,
     train,
     tune,
@@ -65,18 +62,14 @@ COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "bench": (bench.bench, "Measure speed on prompts, next to plain decoding"),
         "replay": (replay.replay, "Compare drafters and policies on recorded texts"),
         "tune": (tune.tune, "Search for the best options of a policy"),
-        "analyse": (analyse.analyse, "Show a drafter's calibration, and what is accepted"),
         "report": (report.report, "Write a saved result as one HTML page"),
-        "tables": (paper_claims.tables, "Replay the tables of the papers"),
-        "recount": (reprice.recount, "Count a saved result by another machine's costs"),
         "costs": (costs.show_costs, "Measure what passes cost on this machine"),
         "doctor": (doctor.examine_drafter, "Examine a drafter, or whether the output is lossless"),
     },
     "Train and publish": {
         "train": (train.train, "Train a drafter or fit a policy; go on after an interruption"),
         "export": (export.export_drafter, "Write a drafter in another program's layout"),
-        "card": (model_card.write_card, "Write the model card of a trained drafter"),
-        "push": (model_card.push, "Upload a trained drafter to the Hugging Face hub"),
+        "push": (push.push, "Upload a trained drafter to the Hugging Face hub"),
     },
 }
 for panel, commands in COMMANDS.items():
@@ -125,6 +118,17 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Args:
         args: arguments after the program's name; by default those of the process.
     """
+    run_app(app, "draftree", args)
+
+
+def run_app(program: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoReturn:
+    """Run a program, print an error as one line, and end with the exit status that it stands for.
+
+    Args:
+        program: commands, or a single one.
+        name: how the program is called in help texts.
+        args: arguments after the program's name; by default those of the process.
+    """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
         warnings.simplefilter("default", DraftreeWarning)
@@ -134,10 +138,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         with raise_on_signal() as signals, gc_paused():
             try:
                 check_variable()
-                command = typer.main.get_command(app)
+                command = typer.main.get_command(program)
                 status = command.main(
                     args if args is None else list(args),
-                    prog_name="draftree",
+                    prog_name=name,
                     standalone_mode=False,
                 )
             except typer.TyperException as error:

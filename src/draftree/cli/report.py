@@ -21,7 +21,7 @@ TEMPLATE = Path(__file__).parent / "report.html"
 class ReportOptions:
     """Store the options of `draftree report`."""
 
-    result: Annotated[Path, typer.Argument(help="A result of bench, replay or recount.")]
+    result: Annotated[Path, typer.Argument(help="A saved result, of bench or replay.")]
     out: Path = knob(Path("report.html"), written=(".html",), short="-o", help="The page.")
     force: Force = False
     as_json: AsJson = False

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UserError
 from draftree.tree import Floats, Ints
 from draftree.utils.files import Entries
 
@@ -196,33 +196,6 @@ class RowComparison:
     ratio: Ratio
 
 
-def comparable_pairs(result: Mapping[str, Any], of: str, name: str, by: str) -> list[RowComparison]:
-    """Compare rows that differ only in their drafter, or only in their policy.
-
-    The first row of each pair is the one whose drafter or policy is `name`.
-
-    Args:
-        result: a saved result.
-        of: key in which the rows of a pair differ: `policy` or `drafter`.
-        name: spec of the policy or drafter to compare with the others.
-        by: the total to compare; see `paired`.
-    """
-    rows = [r for r in result["rows"] if r["policy"] is not None]
-    if name not in (names := {r[of] for r in rows}):
-        raise UnknownName(of, name, names)
-    return _adjust(
-        (
-            (mine, other)
-            for mine in rows
-            if mine[of] == name
-            for other in rows
-            if other[of] != name and _alike(mine, other, of)
-        ),
-        by,
-        result,
-    )
-
-
 def compare_to_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list[RowComparison]:
     """Compare each row with a drafter to plain decoding at the same temperature and machine.
 
@@ -238,7 +211,7 @@ def compare_to_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> 
         for base in (
             r
             for r in result["rows"]
-            if r["policy"] is None and _alike(r, row, "drafter", "policy", "rule")
+            if r["policy"] is None and are_comparable(r, row, "drafter", "policy", "rule")
         ):
             if by == "counted_seconds":
                 base = {
@@ -247,17 +220,31 @@ def compare_to_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> 
                 }
             if all(r["per_prompt"].get(by) is not None for r in (row, base)):
                 pairs.append((row, base))
-    return _adjust(iter(pairs), by, result)
+    return compare_pairs(iter(pairs), by, result)
 
 
-def _alike(a: ResultRow, b: ResultRow, *but: str) -> bool:
+def are_comparable(a: ResultRow, b: ResultRow, *but: str) -> bool:
+    """Return whether two rows are of the same drafter, policy, temperature, rule and machine.
+
+    Args:
+        a: one row.
+        b: the other row.
+        but: keys in which the rows may differ.
+    """
     names = {"drafter", "policy", "temperature", "rule", "machine"} - {*but}
     return all(a.get(n) == b.get(n) for n in names)
 
 
-def _adjust(
+def compare_pairs(
     pairs: Iterator[tuple[ResultRow, ResultRow]], by: str, result: Mapping[str, Any]
 ) -> list[RowComparison]:
+    """Compare the rows of each pair, with p-values adjusted by Holm's method over all pairs.
+
+    Args:
+        pairs: pairs of rows.
+        by: the total to compare; see `paired`.
+        result: the saved result, whose seed the bootstrap uses.
+    """
     found = list(pairs)
     seed = result["provenance"].get("seed", 0)
     ratios = holm([paired(mine, other, by, seed) for mine, other in found])

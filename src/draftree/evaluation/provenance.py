@@ -54,8 +54,10 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return the command line of this run."""
-    return shlex.join(["draftree", *sys.argv[1:]])
+    """Return the command line of this run: that of `draftree`, or of a Python script."""
+    script = Path(sys.argv[0])
+    is_script = script.suffix == ".py" and script.name != "__main__.py"
+    return shlex.join([*(["python", str(script)] if is_script else ["draftree"]), *sys.argv[1:]])
 
 
 def commit() -> dict[str, Any] | None:

@@ -8,9 +8,8 @@ published fit has it, so that further nodes are never free. Everything that is c
 is a simulation, and says so.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,8 +24,6 @@ from draftree.errors import UnknownName
 from draftree.measure_costs import (
     CANDIDATES,
     DRAFT_WIDTHS,
-    GPU_TARGET_WIDTHS,
-    TARGET_WIDTHS,
     settled_costs,
 )
 from draftree.policies.base import append
@@ -38,9 +35,6 @@ from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Part, knob
 
 MACHINES_FOLDER = Path(__file__).parents[1] / "machines"
-DERIVED_CONTEXTS = (0, 8192)
-"""Numbers of committed tokens for which a derived cost file has entries. Costs at other contexts
-are interpolated linearly."""
 PROMPT_TOKENS = 8
 """Length in tokens of the prompt that is read before the weights of a draft step are counted."""
 MIN_STORED_SECONDS = 1e-9
@@ -155,22 +149,6 @@ class Roofline(Part):
             + f * 2 * parameters / self.rate
         )
 
-    def entries(self, work: Drafting) -> tuple[Costs, ...]:
-        """Return a drafter's costs on this machine, one entry for each context in `DERIVED_CONTEXTS`."""
-        found = []
-        for context in DERIVED_CONTEXTS:
-            target = {n: self.target(n, context) for n in (*TARGET_WIDTHS, *GPU_TARGET_WIDTHS)}
-            found.append(
-                Costs(
-                    self.steps(work),
-                    target,
-                    self.commit(work),
-                    context,
-                    catch_up=self.catch_up(work),
-                )
-            )
-        return tuple(found)
-
     def steps(self, work: Drafting) -> dict[int, float]:
         """Return {f: sₐ(f)}, the seconds of a draft step over f frontier nodes."""
         return {
@@ -185,11 +163,6 @@ class Roofline(Part):
     def catch_up(self, work: Drafting) -> float:
         """Return the seconds of the work that a drafter's commit leaves to the next draft step."""
         return self.drafted(work.later_layers, work.later_heads, 1)
-
-
-ONE_LAYER = Drafting(layers=1, heads=1)
-"""Work of the drafter that the draft curves in the machine files assume. Its draft step reads the
-weights of one target layer and of one LM head."""
 
 
 @dataclass(frozen=True)
@@ -256,26 +229,6 @@ class Machine:
 def machine_names() -> list[str]:
     """Return the names of all machines."""
     return sorted(path.stem for path in MACHINES_FOLDER.glob("*.json"))
-
-
-def vary_costs(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
-    """Return a cost table in which further tokens or the host's work cost more or less.
-
-    Args:
-        table: cost table to change.
-        slope: factor for the difference between the cost of a pass over n tokens and of a pass over
-            one token.
-        overhead: seconds added to every target pass, including the passes of plain decoding.
-    """
-
-    def bent(entry: Costs) -> Costs:
-        one = entry.token
-        return replace(
-            entry, target={n: one + slope * (s - one) + overhead for n, s in entry.target.items()}
-        )
-
-    told = {"slope": f"{slope:g}", "overhead": f"{overhead:g}"}
-    return CostTable(tuple(map(bent, table.entries)), {**table.about, **told})
 
 
 def count_draft_reads(
@@ -370,17 +323,3 @@ def _weights_read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Rea
     with later:
         drafter.flush(state)
     return (step if step.layers or step.heads else first), commit, later
-
-
-def recompute_machine(name: str) -> dict[str, Any]:
-    """Return the contents of a machine file, computed again from the roofline stored in it."""
-    machine = Machine.load(name)
-    assert machine.roofline is not None
-    entries = [asdict(entry) for entry in machine.roofline.entries(ONE_LAYER)]
-    file = {
-        "entries": entries,
-        "about": dict(machine.table.about),
-        "roofline": asdict(machine.roofline),
-    }
-    found: dict[str, Any] = json.loads(json.dumps(file))
-    return found

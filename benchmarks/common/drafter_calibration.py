@@ -186,20 +186,6 @@ class CandidateTrace:
         }
 
 
-def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
-    """Return (γ, τ, policy spec) of each row, by drafter and kind of policy, sorted by γ.
-
-    γ is the mean number of drafted nodes per step, and τ is the acceptance length.
-    """
-    found = dict[str, list[tuple[float, float, str]]]()
-    for r in (r for r in rows if r["policy"]):
-        line = f"{r['drafter']} {r['policy'].partition(':')[0]}"
-        found.setdefault(line, []).append(
-            (r["nodes_per_step"], r["acceptance_length"], r["policy"])
-        )
-    return {name: sorted(points) for name, points in found.items()}
-
-
 def share_by_depth(steps: Sequence[Step]) -> list[float]:
     """Return for each depth from 1 the share of steps that accepted a node at it."""
     deepest = max((step.accepted for step in steps), default=0)
@@ -225,20 +211,6 @@ def share_by_depth_of_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any
                 "reached": share_by_depth(steps),
             }
         )
-    return found
-
-
-def by_category(
-    row: dict[str, Any], categories: Sequence[str], name: str = "nodes"
-) -> dict[str, list[float]]:
-    """Return the nodes (or accepted tokens) per step of each prompt, grouped by its category.
-
-    `name` is the total to divide by the steps, such as `nodes` or `accepted`.
-    """
-    found = dict[str, list[float]]()
-    each = row["per_prompt"]
-    for category, count, steps in zip(categories, each[name], each["steps"], strict=True):
-        found.setdefault(category or "all", []).append(count / max(steps, 1))
     return found
 
 

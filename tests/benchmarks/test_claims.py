@@ -8,19 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.drafter_calibration import CANDIDATES, GROUPS, CandidateTrace, group_figures
+from common.paper_claims import PLAIN, Claim, fill_pairing, judge_claims, summary
+from common.paper_recipes import CLAIMS, SMALL, TRAINED, select_claims
 from draftree.acceptors.match import Match
-from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
 from draftree.evaluation.bootstrap import TOO_FEW
-from draftree.evaluation.drafter_calibration import (
-    CANDIDATES,
-    GROUPS,
-    CandidateTrace,
-    group_figures,
-)
-from draftree.evaluation.paper_claims import PLAIN, Claim, fill_pairing, judge_claims, summary
-from draftree.evaluation.paper_recipes import CLAIMS, SMALL, TRAINED, select_claims
 from draftree.registry import build, names
+from scripts import run_script
 
 
 def result(gains: dict[str, float], noise: float = 0.02) -> dict[str, Any]:
@@ -208,10 +203,9 @@ def test_every_pairing_of_the_papers_exists() -> None:
 
 def test_the_command_replays_and_judges(tmp_path: Path, capsys) -> None:
     CostTable((Costs({1: 0.1}, {1: 1.0, 8: 1.2}),)).save(tmp_path / "costs.json")
-    words = ["tables", "--paper", "GLIDE", "--limit", 2, "--max-new-tokens", 8, "--recording", tmp_path / "of", "--out",
+    words = ["--paper", "GLIDE", "--limit", 2, "--max-new-tokens", 8, "--recording", tmp_path / "of", "--out",
              tmp_path / "t.json", "--costs", tmp_path / "costs.json", "--json"]  # fmt: skip
-    with pytest.raises(SystemExit, match="0"):
-        main(list(map(str, words)))
+    assert run_script("paper_tables", *words) == 0
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads((tmp_path / "t.json").read_text())
     able = [
@@ -223,25 +217,13 @@ def test_the_command_replays_and_judges(tmp_path: Path, capsys) -> None:
     assert [c["verdict"] for c in said["claims"]] == [TOO_FEW if ran else "not run" for ran in able]
     assert sum(able) >= 8
     assert (tmp_path / "t.t0.json").is_file()
-    with pytest.raises(SystemExit, match="0"):
-        main(
-            [
-                "tables",
-                "--paper",
-                "GLIDE",
-                "--result",
-                str(tmp_path / "t.t0.json"),
-                "--out",
-                str(tmp_path / "again.json"),
-                "--json",
-            ]
-        )
+    words = ["--paper", "GLIDE", "--result", tmp_path / "t.t0.json", "--out"]
+    assert run_script("paper_tables", *words, tmp_path / "again.json", "--json") == 0
     assert json.loads(capsys.readouterr().out)["claims"] == said["claims"]
     for wrong, told in (
         (["--paper", "NOPE"], "no paper is named like NOPE"),
         (["--as", "nope=x"], "--as names 'nope'"),
     ):
-        with pytest.raises(SystemExit, match="2"):
-            main(["tables", *wrong, "--out", str(tmp_path / "n.json")])
+        assert run_script("paper_tables", *wrong, "--out", tmp_path / "n.json") == 2
         assert told in capsys.readouterr().err
     assert not (tmp_path / "n.json").exists()

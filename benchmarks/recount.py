@@ -1,11 +1,21 @@
-"""`draftree recount`: prices a saved result on another machine's costs."""
+"""Compute the counted figures of a saved result with other costs, without running anything.
 
+    python benchmarks/recount.py result.json --costs other_machine.json --out recounted.json
+    python benchmarks/recount.py result.json --machine h100-8b --machine rtx4090-8b-int4 --without pct
+    python benchmarks/recount.py result.json --one-curve
+
+A policy that reads costs would grow other trees on another machine, so it is refused unless it is
+left out by `--without`. `--one-curve` prices all drafters by the median of their target curves.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from common.command_line import run
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson, Force, Machines, dataclass_command
 from draftree.errors import UserError
@@ -15,7 +25,7 @@ from draftree.utils.validated_dataclass import knob
 
 @dataclass(frozen=True)
 class RecountOptions:
-    """Store the options of `draftree recount`."""
+    """Store the options of the script."""
 
     result: Annotated[Path, typer.Argument(help="A result of bench or replay.")]
     costs: list[Path] = knob(
@@ -39,8 +49,8 @@ class RecountOptions:
 @dataclass_command
 def recount(ctx: typer.Context, asked: RecountOptions) -> None:
     """Compute the speed of a saved result with the costs of another machine, without running anything."""
+    from common import reprice as counting
     from draftree.cli import arguments, terminal
-    from draftree.evaluation import reprice as counting
     from draftree.evaluation import result_rows, text_tables
     from draftree.evaluation.roofline import Machine
 
@@ -80,3 +90,12 @@ def title(result: dict[str, Any], path: Path) -> str:
     if not result["simulated"]:
         return f"the steps of {path} at other costs"
     return f"Simulated: the acceptance of {path} on the cost curves of {'; '.join(sorted(devices)) or 'another machine'}"
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the script and end the program."""
+    run(recount, args)
+
+
+if __name__ == "__main__":
+    main()

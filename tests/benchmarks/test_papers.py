@@ -1,41 +1,27 @@
 """The registry of the papers' tables and figures: every one has a command that parses, and a verdict or a reason."""
 
-import importlib.util
 import json
 import re
 import shlex
-import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
 
+import analyse
+import papers
+from common.command_line import as_program
+from common.paper_recipes import CLAIMS, select_claims
 from draftree.cli import app
-from draftree.evaluation.paper_recipes import CLAIMS, select_claims
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVED = json.loads((ROOT / "benchmarks" / "results" / "papers.json").read_text("utf-8"))["rows"]
 
 
-@pytest.fixture(scope="module")
-def papers() -> ModuleType:
-    """The script that holds the registry."""
-    spec = importlib.util.spec_from_file_location(
-        "papers_script", ROOT / "benchmarks" / "papers.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
-
-
-def test_every_table_with_a_claim_is_in_the_registry(papers: ModuleType) -> None:
+def test_every_table_with_a_claim_is_in_the_registry() -> None:
     assert {(c.paper, c.table) for c in CLAIMS} <= {(i.paper, i.place) for i in papers.ITEMS}
     assert len({(i.paper, i.place) for i in papers.ITEMS}) == len(papers.ITEMS)
     assert all(bool(i.reason) is not bool(i.command) for i in papers.ITEMS)
@@ -54,7 +40,7 @@ def options_of(script: Path) -> set[str]:
     return {flag for t in texts for flag in re.findall(r"\"(--[\w-]+)\"", t)}
 
 
-def test_every_command_parses(papers: ModuleType) -> None:
+def test_every_command_parses() -> None:
     commands = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
     for item in papers.ITEMS:
         words = shlex.split(item.command)
@@ -65,8 +51,12 @@ def test_every_command_parses(papers: ModuleType) -> None:
         elif words:
             script = words[1] if words[0] == "python" else words[0]
             assert (ROOT / script).is_file(), item.command
-            known = options_of(ROOT / script)
-            assert {w for w in words if w.startswith("--")} <= known, item.command
+            if script == "benchmarks/analyse.py":
+                program = typer.main.get_command(as_program(analyse.analyse))
+                assert program.make_context("analyse", words[2:]).params
+            else:
+                known = options_of(ROOT / script)
+                assert {w for w in words if w.startswith("--")} <= known, item.command
         if "benchmarks/papers.py" in words and "--table" in words:
             paper, table = (words[words.index(flag) + 1] for flag in ("--paper", "--table"))
             assert any(i.paper == papers.SHORT[paper] and i.place == table for i in papers.ITEMS), (
@@ -74,12 +64,12 @@ def test_every_command_parses(papers: ModuleType) -> None:
             )
 
 
-def test_a_table_of_this_script_has_claims_that_can_be_run(papers: ModuleType) -> None:
+def test_a_table_of_this_script_has_claims_that_can_be_run() -> None:
     for item in (i for i in papers.ITEMS if not i.run and not i.reason):
         assert any(c.mine for c in select_claims([item.paper], [item.place])), item
 
 
-def test_each_claim_has_a_saved_verdict_or_a_reason(papers: ModuleType) -> None:
+def test_each_claim_has_a_saved_verdict_or_a_reason() -> None:
     judged = {(r["paper"], r["table"], r["claim"]) for r in SAVED}
     claims = {(c.paper, c.table, c.claim) for c in CLAIMS}
     assert len(claims) == len(CLAIMS), "no two claims have one name"
@@ -102,7 +92,7 @@ def test_every_verdict_names_a_saved_result() -> None:
     )
 
 
-def test_seeds_that_disagree_tie(papers: ModuleType) -> None:
+def test_seeds_that_disagree_tie() -> None:
     held = {"verdict": "holds", "ratio": [0.8, 0.7, 0.9]}
     failed = {"verdict": "fails", "ratio": [1.2, 1.1, 1.3]}
     assert papers.every_seed([held]) == held
@@ -114,7 +104,7 @@ def test_seeds_that_disagree_tie(papers: ModuleType) -> None:
 
 
 def test_each_seed_of_the_sweeps_is_judged_by_itself(
-    papers: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The names of the recipe's drafters are those of the claims, and both seeds count."""
     recipe = (ROOT / "recipes" / "sweeps.py").read_text("utf-8")
@@ -152,9 +142,7 @@ def test_each_seed_of_the_sweeps_is_judged_by_itself(
     assert found["ratio"][2] < 1 < found["other seeds"][0][1]
 
 
-def test_nets_of_other_texts_are_judged(
-    papers: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nets_of_other_texts_are_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recall = {"texts": 9, "recall": [0.5, 0.6], "positive rate": [0.01, 0.02], "verdict": "holds"}
     rows = [
         {"net": "other", "beside": "right", "share": [1.2, 1.1, 1.3]},
@@ -173,7 +161,7 @@ def test_nets_of_other_texts_are_judged(
     assert (tuning["prompts"], learning["prompts"]) == (9, 10)
 
 
-def test_a_claim_at_equal_tau_has_one_verdict_for_all_its_rows(papers: ModuleType) -> None:
+def test_a_claim_at_equal_tau_has_one_verdict_for_all_its_rows() -> None:
     assert papers.at_equal(0.7, 0.9, False) == "holds"
     assert papers.at_equal(0.7, 1.1, False) == "ties"
     assert papers.at_equal(1.1, 1.2, False) == "fails"
@@ -187,9 +175,7 @@ def test_a_claim_at_equal_tau_has_one_verdict_for_all_its_rows(papers: ModuleTyp
     assert found["ratio"][1] < 1 < found["ratio"][2]
 
 
-def test_saved_verdicts_are_what_the_results_say(
-    papers: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_verdicts_are_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one paper on one target, over again."""
     monkeypatch.setattr(papers, "SHORT", {"aded": papers.ADED})
     again = papers.verdicts("smollm2")
@@ -198,9 +184,7 @@ def test_saved_verdicts_are_what_the_results_say(
     assert {r["verdict"] for r in saved} >= {"holds", "fails"}
 
 
-def test_what_is_no_table_is_told(
-    papers: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_what_is_no_table_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert papers.run(papers.EAGLE2, "9", "demo", [], tmp_path, []) == 2
     assert "EAGLE-2 has no '9', allowed are Fig. 1, 2" in capsys.readouterr().err
     assert papers.run(papers.EAGLE2, "Fig. 3, 4, 7, 8", "demo", [], tmp_path, []) == 0
@@ -209,9 +193,7 @@ def test_what_is_no_table_is_told(
 
 
 @pytest.mark.long
-def test_a_table_is_run_by_one_command(
-    papers: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_table_is_run_by_one_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     more = ["--limit", "2", "-n", "8", "--recording", str(tmp_path / "of")]
     assert papers.run(papers.EAGLE2, "3", "demo", [], tmp_path, more) == 0
     assert "too few prompts" in capsys.readouterr().out
@@ -237,9 +219,7 @@ def test_counted_figures_of_several_drafters_share_a_target_curve() -> None:
     assert several > 3
 
 
-def test_claims_of_categories_are_judged_by_permutation(
-    papers: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claims_of_categories_are_judged_by_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: categories that differ, or not, in τ, and nodes that follow τ, or turn from it."""
     rng, of = np.random.default_rng(0), [name for name in "abcdefgh" for _ in range(10)]
 

@@ -1,13 +1,21 @@
-"""`draftree tables`: the papers' tables as recipes: each paper's figure beside ours, and whether the claim holds."""
+"""Replay the tables of the papers with a target's drafters, and judge each claim.
+
+    python benchmarks/paper_tables.py --target demo --paper EDD --table 1 --out tables.json
+    python benchmarks/paper_tables.py --target demo --result replayed.json --as rest=rest:datastore=FOLDER
+
+Of each claim the paper's figure is shown beside ours, with the verdict: holds, ties or fails.
+`--result` judges saved results and runs nothing.
+"""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from common.command_line import run
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson, dataclass_command
 from draftree.cli.replay import ReplayOptions, run_replay
@@ -15,14 +23,14 @@ from draftree.errors import UserError
 from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
+    from common.paper_claims import Claim
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.bootstrap import ResultRow
-    from draftree.evaluation.paper_claims import Claim
 
 
 @dataclass(frozen=True)
 class TablesOptions(ReplayOptions):
-    """Store the options of `draftree tables`: those of `draftree replay`, and the chosen claims."""
+    """Store the options of the script: those of `draftree replay`, and the chosen claims."""
 
     out: Path = knob(
         Path("tables.json"),
@@ -52,8 +60,9 @@ class TablesOptions(ReplayOptions):
 @dataclass_command
 def tables(ctx: typer.Context, asked: TablesOptions) -> None:
     """Replay the papers' tables with a target's drafters, and say of each claim whether it holds, ties or fails."""
+    from common import paper_claims, paper_recipes
     from draftree.cli import terminal
-    from draftree.evaluation import paper_claims, paper_recipes, result_rows
+    from draftree.evaluation import result_rows
     from draftree.utils.files import write_text
 
     chosen = paper_recipes.select_claims(asked.paper, asked.table)
@@ -112,8 +121,8 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
 
 def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
     """Return rows with figures of the candidates of some drafters, in the texts of a replay."""
+    from common.drafter_calibration import CandidateTrace, group_figures
     from draftree.cli import terminal
-    from draftree.evaluation.drafter_calibration import CandidateTrace, group_figures
 
     assert work.recordings is not None
     temperature, rows = next(c.temperature for c in work.cells), list["ResultRow"]()
@@ -135,7 +144,7 @@ def part_specs(
 
     Both results are dicts whose keys are the names in the claims.
     """
-    from draftree.evaluation.paper_recipes import SMALL, TRAINED
+    from common.paper_recipes import SMALL, TRAINED
     from draftree.registry import names
     from draftree.target.target_names import shipped, shipped_folder, shipped_name
 
@@ -160,3 +169,12 @@ def part_specs(
         for n in missing
         if n in TRAINED
     }
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the script and end the program."""
+    run(tables, args)
+
+
+if __name__ == "__main__":
+    main()

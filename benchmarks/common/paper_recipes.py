@@ -1,7 +1,7 @@
 """What the five papers claim, as recipes: pairings to be run and compared, or why nothing is run.
 
 A figure of a paper is one claim, or a few, that can be judged: that acceptance rises with
-confidence, say, and not each of its ten bars; `draftree analyse` draws the bars. Trees have as many
+confidence, say, and not each of its ten bars; `benchmarks/analyse.py` draws the bars. Trees have as many
 nodes and layers as in the paper, and above temperature 0 its rule. EAGLE-2's figures are those of
 Vicuna 7B on MT-bench. Beside `plain` a pairing is compared with plain decoding. A drafter with an
 ending (`edd-ce`) must be trained for the claim (`TRAINED` says how), and is then named by `--as`.
@@ -9,7 +9,7 @@ ending (`edd-ce`) must be trained for the claim (`TRAINED` says how), and is the
 
 from collections.abc import Sequence
 
-from draftree.evaluation.paper_claims import PLAIN, By, Claim
+from common.paper_claims import PLAIN, By, Claim
 
 EDD_PCT = "EDD + PCT"
 EAGLE2 = "EAGLE-2"
@@ -45,7 +45,7 @@ TRAINED = {
 beside it."""
 CLASSIFIERS = "needs classifiers trained anew: benchmarks/c2t_ablations.py trains and compares them"
 EQUAL = "stands at equal τ, between two curves: benchmarks/c2t_tables.py"
-CATEGORIES = "is of categories: `bench` says τ of each, `analyse --result` draws it, and benchmarks/papers.py judges it"
+CATEGORIES = "is of categories: `bench` says τ of each, benchmarks/analyse.py draws it, and benchmarks/papers.py judges it"
 SMALL = "small"
 """Stands for a smaller model of the target's family, such as `lm:model=FOLDER`; `vdm`, which reads
 the text alone with one layer, stands in where there is none."""
@@ -171,7 +171,7 @@ CLAIMS = (
         "Fig. 3b",
         "confidence is acceptance",
         "ECE 0.019",
-        not_run="is a figure: `analyse` says the ECE",
+        not_run="is a figure: benchmarks/analyse.py says the ECE",
     ),
     Claim(
         EDD_PCT,

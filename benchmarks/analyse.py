@@ -1,10 +1,20 @@
-"""`draftree analyse`: how well a drafter knows when it is right, and what a saved result looks like, in pictures."""
+"""Measure how well a drafter is calibrated, and which of its candidates are right.
 
+    python benchmarks/analyse.py --drafter edd --limit 2 --max-new-tokens 12 --pictures pictures
+    python benchmarks/analyse.py --target demo --drafter edd --result result.json --json
+
+The target writes texts, and the drafter is driven along them. `--pictures` draws the figures, and
+with `--result` also those of a saved result.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
+from common.command_line import run
 from draftree.cli.console import emit
 from draftree.cli.options import (
     AsJson,
@@ -24,7 +34,7 @@ ENDINGS = ("png", "svg")
 
 @dataclass(frozen=True)
 class AnalyseOptions:
-    """Hold the options of `draftree analyse`."""
+    """Hold the options of the script."""
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
@@ -46,10 +56,10 @@ class AnalyseOptions:
 @dataclass_command
 def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
     """Show how well a drafter is calibrated, and which of its tokens are accepted, by depth and entropy."""
+    from common.drafter_calibration import CandidateTrace, share_by_depth_of_rows
     from draftree.cli import arguments, cost_charts, terminal
     from draftree.data.prompts import encode
     from draftree.evaluation import result_rows, suites
-    from draftree.evaluation.drafter_calibration import CandidateTrace, share_by_depth_of_rows
     from draftree.evaluation.teacher_forcing import evenly_spread, greedy_answers, prompts_that_fit
 
     if asked.pictures is not None:
@@ -76,9 +86,12 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
             f"drafter '{spec}' proposed no token along {len(texts)} texts: there is nothing to analyse"
         )
     if asked.pictures is not None:
+        from common import calibration_charts
         from draftree.cli import charts
 
-        drawn = charts.charts_of_drafter(looked, f"{spec} for {target.name}, {suite.name}")
+        drawn = calibration_charts.charts_of_drafter(
+            looked, f"{spec} for {target.name}, {suite.name}"
+        )
         if result is not None:
             drawn.append(("frontier", charts.frontier(result["rows"], str(asked.result))))
             if names := result.get("categories"):
@@ -115,3 +128,12 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
     terminal.line(f"Expected calibration error {error or 0:.3f} over {len(looked.rank)} places.")
     if asked.pictures is not None:
         terminal.line(f"Pictures are in '{asked.pictures}'.")
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the script and end the program."""
+    run(analyse, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -178,10 +178,12 @@ def judge_claims(
                 ratios[compared] = paired(mine, other, compared[-1], seed)
         found.append(JudgedClaim(claim, (mine["acceptance_length"], other["acceptance_length"])))
     adjusted = dict(zip(ratios, holm(list(ratios.values())), strict=True))
-    return [_with(j, [adjusted[c] for c in j.claim.comparisons]) if j.taus else j for j in found]
+    return [
+        with_ratios(j, [adjusted[c] for c in j.claim.comparisons]) if j.taus else j for j in found
+    ]
 
 
-def _with(one: JudgedClaim, ratios: Sequence[Ratio]) -> JudgedClaim:
+def with_ratios(one: JudgedClaim, ratios: Sequence[Ratio]) -> JudgedClaim:
     """Return a claim with the ratios of its comparisons."""
     first, *kept = ratios
     said = [

@@ -21,7 +21,7 @@ from draftree.evaluation.result_rows import (
     intervals,
     without_clocked,
 )
-from draftree.evaluation.roofline import Drafting, Machine, vary_costs
+from draftree.evaluation.roofline import Drafting, Machine
 from draftree.metrics import Work
 from draftree.registry import build
 
@@ -160,6 +160,26 @@ def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[
         "machines": {m.name: dict(m.table.about) for m in machines},
     }
     return {**result, "provenance": about, "rows": rows, "oracle": bounds, "simulated": True}
+
+
+def vary_costs(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
+    """Return a cost table in which further tokens or the host's work cost more or less.
+
+    Args:
+        table: cost table to change.
+        slope: factor for the difference between the cost of a pass over n tokens and of a pass over
+            one token.
+        overhead: seconds added to every target pass, including the passes of plain decoding.
+    """
+
+    def bent(entry: Costs) -> Costs:
+        one = entry.token
+        return replace(
+            entry, target={n: one + slope * (s - one) + overhead for n, s in entry.target.items()}
+        )
+
+    told = {"slope": f"{slope:g}", "overhead": f"{overhead:g}"}
+    return CostTable(tuple(map(bent, table.entries)), {**table.about, **told})
 
 
 def _varied(speedups: Sequence[float]) -> list[dict[str, float]]:

@@ -1,0 +1,1 @@
+"""Code that several scripts of benchmarks share. The package `draftree` never imports it."""
