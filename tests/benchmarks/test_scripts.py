@@ -88,8 +88,8 @@ def test_a_script_has_the_help_and_the_hints_of_a_command(name: str, capsys) -> 
 
 
 def test_a_suite_of_several_files_is_analysed(tmp_path: Path, capsys) -> None:
-    for name in ("one", "two"):
-        rows = [{"question": letter} for letter in "ABC"]
+    for name, letters in (("one", "ABC"), ("two", "DEF")):
+        rows = [{"question": letter} for letter in letters]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     suites = ("--suite", tmp_path / "one.jsonl", "--suite", tmp_path / "two.jsonl")
     words = ("--drafter", "vdm", *suites, "--max-new-tokens", "6", "--json")
