@@ -702,7 +702,10 @@ def test_an_option_of_another_command_is_said_to_be_there(draftree: Run) -> None
     for args, told in (
         (("bench", "demo", "--ignore-eos"), "draftree generate and chat have it"),
         (("bench", "demo", "--ignore-chat-template"), "in draftree generate, --raw"),
-        (("generate", "demo", "hi", "--tasks", "gsm8k"), "draftree bench, replay and tune have it, as --suite"),
+        (
+            ("generate", "demo", "hi", "--tasks", "gsm8k"),
+            "draftree bench, replay and tune have it, as --suite",
+        ),
         (("list", "--model", "demo"), "others have it, as --target"),
     ):
         status, out, err = draftree(*args)
