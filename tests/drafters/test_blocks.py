@@ -15,25 +15,20 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from architectures import target
-from drafting import after_all, prefix_difference
-from draftree.acceptors.greedy import Greedy
-from draftree.costs.curves import Costs
+from drafting import after_all, perturbed, tokens_of
 from draftree.doctor import forward_parity
 from draftree.drafters.neural.block_drafter import ParallelDrafter
 from draftree.drafters.neural.block_loss import draw_anchors
-from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.formats import block_drafters
 from draftree.formats.block_drafters import Sight, to_speculators
 from draftree.formats.checkpoint import Checkpoint
-from draftree.policies.beam import Beam
 from draftree.registry import build, method_of, part
-from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.training.export import export
 from draftree.training.feature_cache import read_features
-from draftree.tree import Candidates, Ints, Tree
+from draftree.tree import Candidates, Tree
 from forests import NOISE, texts, worst
 
 METHODS = ("dflash", "dspark", "jetspec")
@@ -45,40 +40,14 @@ SPECS: dict[str, dict[str, Any]] = {
     "jetspec": {"layers": 2, "block": 5},
 }
 PATHS = {"layers": 2, "block": 5, "conditioned": True}
-COSTS = Costs({1: 0.1}, {1: 1.0})
 
 
 def drafter_of(name: str, t: Target, **knobs: Any) -> ParallelDrafter:
-    """A float64 drafter with weights large enough that every input matters."""
-    torch.manual_seed(1)
-    drafter = part("drafter", name.partition("-")[0])(**(SPECS[name] | knobs)).example(t)
-    assert isinstance(drafter, ParallelDrafter)
-    with torch.no_grad():
-        for parameter in drafter.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return drafter
-
-
-def tokens_of(rows: int, count: int, seed: int) -> Ints:
-    return np.stack(texts([count] * rows, np.random.default_rng(seed)))
+    method = part("drafter", name.partition("-")[0])(**(SPECS[name] | knobs))
+    return perturbed(method, t)  # type: ignore[return-value]
 
 
 # What is trained is what decodes.
-
-
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(
-    ("model", "rows", "block", "phase"),
-    [("llama", 3, 4, 3), ("gemma2", 1, 5, 0), ("gpt_neox", 2, 7, 2), ("qwen3", 1, 1, 0)],
-)
-def test_the_training_forward_is_the_decoding_forward(
-    name: str, model: str, rows: int, block: int, phase: int
-) -> None:
-    t = target(model)
-    trained, steps = forward_parity.log_probs_of_both(
-        t, drafter_of(name, t), tokens_of(rows, 17, block), block, phase
-    )
-    assert worst(steps, trained) < 10 * NOISE
 
 
 @pytest.mark.parametrize(("model", "block", "phase"), [("llama", 4, 3), ("gemma2", 7, 0)])
@@ -124,35 +93,7 @@ def test_the_comparison_sees_the_roots_own_hidden_state(monkeypatch: pytest.Monk
     assert forward_parity.largest_difference(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_prefix_may_be_reused(name: str) -> None:
-    t = target("llama")
-    assert prefix_difference(t, drafter_of(name, t)) < 10 * NOISE
-
-
 # One pass for a step.
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_tree_of_all_depths_takes_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    t = target("llama")
-    drafter, passes = drafter_of(name, t), list[int]()
-    stock = drafter.model.forward
-
-    def counted(tokens: Tensor, *rest: Any) -> Tensor:
-        passes.append(len(tokens))
-        return stock(tokens, *rest)
-
-    monkeypatch.setattr(drafter.model, "forward", counted)
-    done = Engine(t, drafter, Beam(width=3, depth=9), Greedy(), COSTS).write(
-        [Request([3, 1, 4], 12)]
-    )
-    work = [w for w in done.stats.work if w.fed > 1]  # the last token has no room for drafts
-    assert len(passes) == len(work) > 2
-    assert {w.frontiers for w in work} == {(1,)}
-    assert max(s.depth for s in done.stats.steps) == drafter.ahead, (
-        "beyond the block nothing is drafted"
-    )
 
 
 def test_a_depth_shares_its_list_and_a_markov_head_tells_parents_apart() -> None:
@@ -345,20 +286,6 @@ def test_roots_are_learnt_tokens_with_a_learnt_one_behind_them() -> None:
     assert places.weight.sum(dim=(1, 2)).tolist() == pytest.approx([6.0, 2.0])
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_gradients_reach_every_weight(name: str) -> None:
-    t = target("llama")
-    torch.manual_seed(0)
-    drafter = part("drafter", name)(**SPECS[name]).fresh(t)
-    drafter.loss(forward_parity.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
-    still = [
-        n
-        for n, p in drafter.model.named_parameters()
-        if p.requires_grad and (p.grad is None or not p.grad.abs().sum())
-    ]
-    assert still == []
-
-
 @pytest.mark.parametrize(("model", "same"), [("qwen3", True), ("llama", False)])
 def test_a_new_one_reads_the_context_as_the_targets_own_layer(model: str, same: bool) -> None:
     """Values are the target's; so are keys where it norms them, too: else they are of unit size times their usual size."""
@@ -425,15 +352,10 @@ def rewritten(
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_stored_one_opens_as_it_was(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_without_our_entry_is_recognised(name: str, tmp_path: Path) -> None:
     t = target("llama")
     drafter = saved(name, t, tmp_path)
-    opened = build("drafter", str(tmp_path)).open(t)
-    assert torch.equal(drafts(opened, t), drafts(drafter, t))
-    assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path))
-    rewritten(
-        tmp_path, lambda said: {k: v for k, v in said.items() if k != "draftree"}
-    )  # as a stranger's
+    rewritten(tmp_path, lambda said: {k: v for k, v in said.items() if k != "draftree"})
     assert method_of(tmp_path) == name.partition("-")[0]
     assert torch.equal(drafts(build("drafter", str(tmp_path)).open(t), t), drafts(drafter, t))
 

@@ -26,7 +26,6 @@ from draftree.drafters.lookahead import (
     window_visibility,
 )
 from draftree.engine import Engine
-from draftree.errors import UserError
 from draftree.loop import Components, decode
 from draftree.models.causal_lm import Decoder
 from draftree.policies.base import Expand, Policy
@@ -541,15 +540,3 @@ def test_the_window_ends_with_the_context(policy: Policy) -> None:
     ]
     texts = written(target, Lookahead(ngram=4, window=6), requests, policy)
     assert [len(t) for t in texts.written] == [2, 9, 1]
-
-
-@pytest.mark.parametrize("knobs", [{"ngram": 2}, {"window": 0}, {"guesses": 0}], ids=str)
-def test_knobs_out_of_range_are_refused(knobs: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=r"allowed is .*at (least|most)"):
-        Lookahead(**knobs)  # type: ignore[arg-type]
-
-
-def test_described_tells_knobs_apart() -> None:
-    assert (
-        LookaheadDrafter(Lookahead()).described != LookaheadDrafter(Lookahead(window=7)).described
-    )

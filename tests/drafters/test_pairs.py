@@ -1,58 +1,25 @@
 """EAGLE, EAGLE-3 and MTP: what they are trained as is what they decode as."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 
 from architectures import build as build_model
 from architectures import fresh, rope, target
-from drafting import prefix_difference
+from drafting import perturbed, tokens_of
 from draftree.doctor import forward_parity
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.llama_modules import Rotary, of_values
-from draftree.errors import UserError
 from draftree.models.causal_lm import Decoder
 from draftree.registry import build, part
 from draftree.target.target import Target
-from draftree.tree import Ints
-from forests import NOISE, texts, worst
-from selection import one_in
+from forests import NOISE, worst
 
 METHODS = ("eagle", "eagle3", "mtp")
 LEVELS = (*METHODS, "mtp:layers=2", "mtp:layers=3")
-NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
 
 
 def drafter_of(method: str, t: Target) -> PairDrafter:
-    """A float64 drafter with weights large enough that every input matters."""
-    torch.manual_seed(1)
-    drafter = build("drafter", method).example(t)
-    assert isinstance(drafter, PairDrafter)
-    with torch.no_grad():
-        for parameter in drafter.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return drafter
-
-
-def tokens_of(rows: int, count: int, seed: int) -> Ints:
-    return np.stack(texts([count] * rows, np.random.default_rng(seed)))
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "blocks"),
-    one_in(3, METHODS, NAMES, [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)]),
-)
-def test_the_training_forward_is_the_decoding_forward(
-    method: str, name: str, blocks: tuple[int, int, int]
-) -> None:
-    rows, block, phase = blocks
-    t = target(name)
-    trained, steps = forward_parity.log_probs_of_both(
-        t, drafter_of(method, t), tokens_of(rows, 17, block), block, phase
-    )
-    assert worst(steps, trained) < 10 * NOISE
+    return perturbed(build("drafter", method), t)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -82,32 +49,6 @@ def test_every_aligned_pass_is_a_depth_of_decoding(method: str) -> None:
                 deep = [i for i in range(13) if (i + phase) % block == j and i - j >= 1]
                 assert known[deep].all()
                 assert worst(level.logits(out)[:, deep], logits[:, deep]) < NOISE
-
-
-@pytest.mark.parametrize("method", LEVELS)
-def test_a_prefix_is_kept_and_the_rest_read_anew(method: str) -> None:
-    t = target("llama")
-    assert prefix_difference(t, drafter_of(method, t)) < NOISE
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_loss_falls_and_gradients_reach_every_weight(method: str) -> None:
-    t = target("llama")
-    torch.manual_seed(0)
-    drafter = part("drafter", method)().fresh(t)
-    drafter.model.double()
-    batch = forward_parity.batch_of(t, drafter, tokens_of(4, 12, 7))
-    weights = [p for p in drafter.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(weights, lr=3e-3)
-    losses = []
-    for _ in range(30):
-        loss = drafter.loss(batch)
-        optimizer.zero_grad()
-        loss.backward()
-        assert all(w.grad is not None and w.grad.abs().sum() > 0 for w in weights)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0] - 0.05
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -155,28 +96,3 @@ def test_rotary_frequencies_lie_where_they_are_used() -> None:
         torch.empty(1, 2, 32, device="meta"), torch.zeros(1, 2, dtype=torch.long, device="meta")
     )
     assert cos.device.type == rotary._embedding.inv_freq.device.type == "meta"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_saved_drafter_opens_as_it_was(method: str, tmp_path: Path) -> None:
-    t = target("llama")
-    drafter = drafter_of(method, t)
-    drafter.save(tmp_path / "one")
-    opened = build("drafter", str(tmp_path / "one")).open(t)
-    assert opened.knobs.checkpoint == str(tmp_path / "one")
-    opened.save(tmp_path / "two")
-    files = [(tmp_path / place / "model.safetensors").read_bytes() for place in ("one", "two")]
-    assert files[0] == files[1]
-    for ours, theirs in zip(
-        drafter.model.state_dict().values(), opened.model.state_dict().values(), strict=True
-    ):
-        assert worst(ours, theirs) < 2e-3  # float16
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_another_targets_checkpoint_is_refused(method: str, tmp_path: Path) -> None:
-    drafter_of(method, target("llama")).save(tmp_path)
-    config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace('"vocab_size": ', '"vocab_size": 1'))
-    with pytest.raises(UserError, match=r"has vocab_size 1\d+, allowed is the target's"):
-        build("drafter", str(tmp_path)).open(target("llama"))

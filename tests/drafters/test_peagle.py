@@ -12,50 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures import target
-from drafting import after_all, prefix_difference
-from draftree.acceptors.greedy import Greedy
-from draftree.costs.curves import Costs
+from drafting import after_all, perturbed, tokens_of
 from draftree.doctor import forward_parity
 from draftree.drafters.peagle import PEAGLE, PEAGLEDrafter, draw_slots
-from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.policies.beam import Beam
 from draftree.registry import build, method_of
-from draftree.request import Request
 from draftree.target.target import Target
 from draftree.training.export import export
-from draftree.tree import Ints
-from forests import NOISE, texts, worst
+from forests import worst
 
 
 def drafter_of(t: Target, **knobs: Any) -> PEAGLEDrafter:
-    """A float64 drafter with weights large enough that every input matters."""
-    torch.manual_seed(1)
-    drafter = PEAGLE(**({"layers": 2, "drafts": 4} | knobs)).example(t)
-    assert isinstance(drafter, PEAGLEDrafter)
-    with torch.no_grad():
-        for parameter in drafter.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return drafter
-
-
-def tokens_of(rows: int, count: int, seed: int) -> Ints:
-    return np.stack(texts([count] * rows, np.random.default_rng(seed)))
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize(
-    ("model", "rows", "block", "phase"),
-    [("llama", 3, 4, 3), ("gemma2", 1, 3, 0), ("gpt_neox", 2, 7, 2), ("qwen3", 1, 1, 0)],
-)
-def test_the_training_forward_is_the_decoding_forward(
-    model: str, rows: int, block: int, phase: int, layers: int
-) -> None:
-    t = target(model)
-    trained, steps = forward_parity.log_probs_of_both(
-        t, drafter_of(t, layers=layers), tokens_of(rows, 17, block), block, phase
-    )
-    assert worst(steps, trained) < 10 * NOISE
+    return perturbed(PEAGLE(**({"layers": 2, "drafts": 4} | knobs)), t)  # type: ignore[return-value]
 
 
 def test_the_comparison_sees_slots_at_the_roots_position(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,20 +43,6 @@ def test_the_comparison_sees_slots_at_the_roots_position(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(drafter.model, "forward", still)
     assert forward_parity.largest_difference(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
-
-
-def test_a_prefix_may_be_reused() -> None:
-    t = target("llama")
-    assert prefix_difference(t, drafter_of(t)) < 10 * NOISE
-
-
-def test_a_tree_of_all_depths_takes_one_pass() -> None:
-    t = target("llama")
-    done = Engine(
-        t, drafter_of(t), Beam(width=3, depth=9), Greedy(), Costs({1: 0.1}, {1: 1.0})
-    ).write([Request([3, 1, 4], 12)])
-    assert {w.frontiers for w in done.stats.work if w.fed > 1} == {(1,)}
-    assert max(s.depth for s in done.stats.steps) == 4
 
 
 def test_the_objective_entry_by_entry() -> None:
@@ -124,21 +78,10 @@ def test_deeper_slots_are_learnt_behind_fewer_pairs() -> None:
         assert len(by_depth[3]) in (1, 2, 3)
 
 
-def test_gradients_reach_every_weight() -> None:
-    t = target("llama")
-    torch.manual_seed(0)
-    drafter = PEAGLE(layers=2, drafts=4).fresh(t)
-    drafter.loss(forward_parity.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
-    still = [
-        n
-        for n, p in drafter.model.named_parameters()
-        if p.requires_grad and (p.grad is None or not p.grad.abs().sum())
-    ]
-    assert still == []
-
-
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Path) -> None:
+def test_a_checkpoint_without_our_entry_is_recognised_in_both_layouts(
+    nested: bool, tmp_path: Path
+) -> None:
     t = target("llama")
     drafter = drafter_of(t, draft_vocab=30)
     drafter.fit_vocabulary(np.arange(t.decoder.vocab))
@@ -146,8 +89,6 @@ def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Pa
         parameter.data = parameter.data.half().double()
     drafter.save(tmp_path)
     wanted = forward_parity.draft_log_probs(t, drafter, tokens_of(1, 15, 5), 4, 1)
-    opened = build("drafter", str(tmp_path)).open(t)
-    assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path))
     said = {
         k: v
         for k, v in json.loads((tmp_path / "config.json").read_text()).items()

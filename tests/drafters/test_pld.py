@@ -12,12 +12,10 @@ from draftree.costs.curves import Costs
 from draftree.drafters import pld
 from draftree.drafters.pld import PADDING, PLD, PLDDrafter, continuations
 from draftree.engine import Engine
-from draftree.errors import UserError
 from draftree.policies.base import append
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
 from draftree.policies.vct import VCT
-from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStateSpec
@@ -147,14 +145,6 @@ def test_a_chain_drafts_the_continuation_and_never_an_invented_token(
         assert np.exp(tree.log_q[1:]) == pytest.approx(0.8)
 
 
-def test_rows_do_not_mix() -> None:
-    drafter = PLDDrafter(PLD())
-    state = (np.array([1, 2, 3, 1]), np.array([1, 5, 6]), np.array([1, 2, 9, 1]))
-    tree = Tree.from_roots(np.array([0, 2]), np.array([2, 2]))
-    candidates, _ = drafter.expand(state, tree, np.array([0, 1]), 3, Drawing())
-    assert candidates.tokens[:, 0].tolist() == [3, 9]
-
-
 @pytest.mark.parametrize("match", ["latest", "earliest", "all"])
 def test_the_text_is_searched_once_a_row(
     match: Literal["latest", "earliest", "all"], monkeypatch: pytest.MonkeyPatch
@@ -192,24 +182,3 @@ def test_a_repeating_text_is_written_in_fewer_passes() -> None:
     written, plain = engine.write([Request([0], 40)]), engine.plain([Request([0], 40)])
     assert written.tokens == plain.tokens
     assert written.stats.acceptance_length > 1.7, "greedy decoding of a table runs in a circle"
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [{"ngram": 0}, {"length": 0}, {"confidence": 0.0}, {"confidence": 1.1}, {"match": "last"}],
-    ids=str,
-)
-def test_knobs_out_of_range_are_refused(knobs: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^pld: \w+ is .*, allowed is"):
-        PLD(**knobs)
-    assert build("drafter", "pld:match=all,length=4") == PLD(match="all", length=4)
-    with pytest.raises(UserError, match="allowed is latest or earliest or all"):
-        build("drafter", "pld:match=last")
-
-
-def test_the_knobs_tell_drafters_apart() -> None:
-    assert (
-        PLDDrafter(PLD(match="all")).described
-        == repr(PLD(match="all"))
-        != PLDDrafter(PLD()).described
-    )

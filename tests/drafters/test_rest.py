@@ -263,15 +263,6 @@ def test_a_node_that_is_not_in_the_trie_is_searched_for_with_its_own_path() -> N
     assert third.tokens.tolist() == [[2]], "the second trie is followed too"
 
 
-def test_rows_do_not_mix() -> None:
-    model = drafter([[0, 1, 2], [2, 1, 3]])
-    texts = [np.array([0]), np.array([3, 3]), np.array([1, 2])]
-    state = model.start(texts, np.array([1, 3, 1]), TAPS)
-    tree = Tree.from_roots(np.array([0, 1, 2]), np.array([1, 3, 1]))
-    together, _ = model.expand(state, tree, np.arange(3), 3, Drawing())
-    assert np.where(together.log_q > -np.inf, together.tokens, -1).tolist() == [[2], [-1], [3]]
-
-
 def test_commit_and_truncate_follow_the_text_and_forget_what_was_found() -> None:
     model = drafter([[0, 1, 2, 3]])
     state = model.start([np.array([0]), np.array([3])], np.array([1, 0]), TAPS)
@@ -300,17 +291,7 @@ def test_it_is_described_without_its_folder_and_with_its_size() -> None:
     assert "4 tokens" in model.described
 
 
-# Knobs and datastores.
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"longest": 1}, {"shortest": 0}, {"continuation": 0}, {"nodes": 0}, {"matches": 0}],
-    ids=str,
-)
-def test_knobs_out_of_range_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=r"allowed is .*at least"):
-        REST(**wrong)
+# Datastores.
 
 
 def test_without_a_datastore_it_says_how_to_build_one() -> None:

@@ -19,7 +19,6 @@ from draftree.drafters.retrieval.suffix_tree import (
 )
 from draftree.drafters.suffix import Suffix, SuffixDrafter, SuffixState
 from draftree.engine import Engine
-from draftree.errors import UserError
 from draftree.policies.base import RetrievalExpand, append
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
@@ -575,28 +574,3 @@ def test_the_second_time_a_text_is_written_in_fewer_passes() -> None:
         assert first.stats.acceptance_length > 1.7, "greedy decoding of a table runs in a circle"
         steps[session] = len(first.stats.steps), len(second.stats.steps)
     assert steps[False][0] == steps[False][1] == steps[True][0] > steps[True][1]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "said"),
-    [
-        ({"longest": 0}, "suffix: longest is 0, allowed is a whole number in 1 … 65536"),
-        ({"length": 0}, "suffix: length is 0, allowed is a whole number of at least 1"),
-        ({"factor": 0.5}, "suffix: factor is 0.5, allowed is a finite number of at least 1"),
-        ({"least": 1.5}, r"suffix: least is 1.5, allowed is a number in \[0, 1\]"),
-        ({"memory": 3}, "suffix: memory is 3, allowed is a whole number in 24 … 2147483647"),
-        ({"places": 0}, "suffix: places is 0, allowed is a whole number of at least 1"),
-    ],
-    ids=str,
-)
-def test_knobs_out_of_range_are_refused(knobs: dict[str, float], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Suffix(**knobs)  # type: ignore[arg-type]
-
-
-def test_the_knobs_tell_drafters_apart() -> None:
-    assert (
-        SuffixDrafter(Suffix(factor=2)).described
-        == repr(Suffix(factor=2))
-        != SuffixDrafter(Suffix()).described
-    )

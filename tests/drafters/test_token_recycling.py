@@ -27,7 +27,6 @@ from draftree.drafters.token_recycling import (
     TokenRecyclingState,
 )
 from draftree.engine import Engine
-from draftree.errors import UserError
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request
@@ -459,9 +458,3 @@ def test_fused_with_another_that_needs_more_each_gets_its_own() -> None:
         if isinstance(part, TokenRecyclingState)
     ]
     assert widths == [2, 5]
-
-
-@pytest.mark.parametrize("knobs", ["successors=0", "successors=2000", "prompt=maybe"])
-def test_wrong_options_name_the_drafter(knobs: str) -> None:
-    with pytest.raises(UserError, match=f"token_recycling: {knobs.partition('=')[0]} is "):
-        build("drafter", f"token_recycling:{knobs}")

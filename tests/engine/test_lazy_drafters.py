@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from architectures import target
+from drafting import perturbed
 from draftree.drafters import hydra
 from draftree.drafters.base import Drafter, Trainable
 from draftree.drafters.neural import feature_drafter
@@ -27,14 +28,7 @@ READERS = ("eagle", "eagle3", "mtp", "hydra")
 
 
 def drafter_of(method: str, t: Target) -> Trainable[Any]:
-    """A float64 drafter with weights large enough that every input matters."""
-    drafter = part("drafter", method)().example(t)
-    assert isinstance(drafter, Trainable)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in drafter.model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return drafter
+    return perturbed(part("drafter", method)(), t)
 
 
 class Text:

@@ -6,11 +6,26 @@ import numpy as np
 import torch
 
 from architectures import VOCAB
-from draftree.drafters.base import Batch, Drafter
+from draftree.drafters.base import Batch, Drafter, Trainable, TrainableMethod
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import Target
-from draftree.tree import Tree
+from draftree.tree import Ints, Tree
 from forests import texts, worst
+
+
+def perturbed(method: TrainableMethod, t: Target, scale: float = 0.1) -> Trainable[Any]:
+    """Return a drafter of the target's dtype with noise on all weights, so that every input matters."""
+    torch.manual_seed(1)
+    drafter = method.example(t)
+    with torch.no_grad():
+        for parameter in drafter.model.parameters():
+            parameter.add_(scale * torch.randn_like(parameter))
+    return drafter
+
+
+def tokens_of(rows: int, count: int, seed: int = 0) -> Ints:
+    """Return random texts [rows, count]."""
+    return np.stack(texts([count] * rows, np.random.default_rng(seed)))
 
 
 def after_all(batch: Batch) -> torch.Tensor:

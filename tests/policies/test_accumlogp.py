@@ -46,9 +46,3 @@ def test_siblings_cost_their_place_and_the_last_family_is_cut() -> None:
         (0, 1),
         (0, 0, 0),
     ]
-
-
-def test_room_bounds_it() -> None:
-    assert paths(grown(AccumLogP(9, 2), always(0.6, 0.3), nodes=3)) == [(0,), (1,), (0, 0)]
-    assert grown(AccumLogP(9, 1), always(0.9), depth=(3,)).depth.max() == 3
-    assert grown(AccumLogP(), always(0.6), nodes=0).drafted == 0

@@ -1,17 +1,13 @@
 """Beam search and the capped candidate tree, against the definition over again on lists."""
 
 import math
-from collections.abc import Callable
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree import registry
-from draftree.errors import UserError
 from draftree.policies.beam import Beam
 from draftree.policies.vct import VCT
 from grown_trees import always, grown, paths
@@ -117,29 +113,6 @@ def test_of_equals_the_lower_number_goes_on() -> None:
     assert paths(grown(VCT(4, 2, layer_top=3), level)) == [(0,), (1,), (2,), (0, 0), (0, 1), (0, 2)]
 
 
-def test_what_is_missing_becomes_no_node() -> None:
-    assert grown(Beam(), always()).drafted == 0
-    assert paths(grown(Beam(4, 2), always(0.5))) == [(0,), (0, 0)]
-    ended = lambda path: [-0.1, -2.0] if len(path) == 1 else [] if path[1] == 0 else [-1.0]
-    short = lambda path: [*ended(path), -math.inf, -math.inf][:2]
-    assert paths(grown(Beam(2, 3, survivors=False), following(short))) == [
-        (0,),
-        (1,),
-        (1, 0),
-        (1, 0, 0),
-    ]
-    assert paths(grown(Beam(2, 3, survivors=True), following(short))) == [(1,), (1, 0), (1, 0, 0)]
-
-
-def test_every_row_has_its_own_beams() -> None:
-    rule = lambda path: [math.log(q) for q in ((0.5, 0.3), (0.9, 0.05))[path[0]]]
-    tree = grown(Beam(2, 2, survivors=False), following(rule), depth=(99, 99))
-    # Row 0: .25 .15 | .15 .09, of the two worth .15 the first; row 1: .81 .045 | .045 .0025.
-    assert paths(tree, 0) == [(0,), (1,), (0, 0), (0, 1)]
-    assert paths(tree, 1) == [(0,), (1,), (0, 0), (0, 1)]
-    assert np.exp(tree.score[tree.of_row(1)][1:]) == pytest.approx([0.9, 0.05, 0.81, 0.045])
-
-
 # Against the definition over again.
 
 
@@ -177,22 +150,3 @@ def test_capped_trees_are_the_definitions(
         assert paths(tree, row) == [
             *chain.from_iterable(layers(rule, row, width, top, min(depth, room)))
         ]
-
-
-# Knobs.
-
-
-def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "beam") == Beam(4, 4, True)
-    assert registry.build("policy", "beam:width=8,depth=5,survivors=false") == Beam(8, 5, False)
-    assert registry.build("policy", "vct") == VCT(3, 5, None)
-    assert registry.build("policy", "vct:layer_top=15") == VCT(3, 5, 15)
-    assert registry.build("policy", "vct:layer_top=none") == VCT()
-
-
-@pytest.mark.parametrize(
-    "wrong", [lambda: Beam(0), lambda: Beam(depth=0), lambda: VCT(layer_top=0)]
-)
-def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
-    with pytest.raises(UserError, match=r"^(beam|vct): .*allowed .* at least 1"):
-        wrong()

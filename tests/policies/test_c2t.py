@@ -303,11 +303,6 @@ def test_the_chain_ends_at_the_first_that_is_left_out(using: Callable[..., C2T])
     assert grown(using(net(bias=9), chain=True), always(0.6)).depth.max() == 10
 
 
-def test_what_is_missing_becomes_no_node(using: Callable[..., C2T]) -> None:
-    assert grown(using(net(bias=9)), always()).drafted == 0
-    assert paths(grown(using(net(bias=9), depth=2), always(0.6))) == [(0,), (0, 0)]
-
-
 # Against algorithm 1 over again.
 
 
@@ -438,30 +433,7 @@ def test_drafters_say_what_q_was_before_the_noise() -> None:
     )
 
 
-# Knobs.
-
-
-def test_a_spec_names_the_knobs() -> None:
-    found = registry.build("policy", "c2t:beta=0.3,width=10,layer_top=none,depth=6,chain=true")
-    assert found == C2T(beta=0.3, width=10, layer_top=None, depth=6, chain=True)
-    assert registry.build("policy", "c2t:raw=P+H") == C2T(raw="P+H")
-    assert registry.build("policy", "c2t") == C2T(0.5, 15, 15, 10, "", False)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"beta": -0.1},
-        {"beta": 1.1},
-        {"beta": math.nan},
-        {"width": 0},
-        {"layer_top": 0},
-        {"depth": 0},
-    ],
-)
-def test_knobs_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="allowed"):
-        C2T(**wrong)
+# Shipped classifiers.
 
 
 def test_a_shipped_one_goes_by_its_targets_name() -> None:

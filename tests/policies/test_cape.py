@@ -1,15 +1,12 @@
 """CaPE's chain and its alternatives, against section 4.2 over again on lists."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree import registry
 from draftree.errors import UserError
 from draftree.policies.cape import CAPE
 from grown_trees import always, grown, paths
@@ -159,13 +156,6 @@ def test_the_chain_is_never_cut_by_its_own_alternatives() -> None:
     )
 
 
-def test_what_is_missing_becomes_no_node() -> None:
-    assert grown(CAPE(), always()).drafted == 0
-    assert paths(grown(CAPE(2), always(0.2, 0.1))) == [(0,), (1,), (0, 0), (0, 1)], (
-        "six of eight are missing"
-    )
-
-
 # Against the rule over again.
 
 
@@ -187,22 +177,7 @@ def test_the_tree_is_the_papers(policy: CAPE, rooms: list[int], seed: int, missi
         assert paths(tree, row) == wanted(rule, row, policy, room)
 
 
-# Knobs.
-
-
-def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "cape") == CAPE(4, 32, "paper", None)
-    assert registry.build("policy", "cape:length=4,bins=official") == CAPE(
-        length=4, bins="official"
-    )
-    assert registry.build("policy", "cape:sets=4") == CAPE(sets=4)
-    assert registry.build("policy", "cape:bins=5/0.5/2") == CAPE(bins="5/0.5/2")
-
-
-@pytest.mark.parametrize("wrong", [lambda: CAPE(length=0), lambda: CAPE(max_nodes=0)])
-def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
-    with pytest.raises(UserError, match="allowed is a whole number of at least 1"):
-        wrong()
+# Bins and sets.
 
 
 @pytest.mark.parametrize(

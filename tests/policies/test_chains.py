@@ -1,17 +1,13 @@
 """Chains that stop early, against the definition over again on lists."""
 
 import math
-from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree import registry
-from draftree.errors import UserError
 from draftree.policies.chain import Chain
 from draftree.policies.dyjoint import DyJoint
 from draftree.policies.dymax import DyMax
@@ -66,16 +62,6 @@ def test_a_sure_drafter_gets_the_whole_length_and_no_threshold_is_a_chain() -> N
     )
 
 
-def test_every_row_stops_by_itself() -> None:
-    rule = lambda path: [math.log((0.9, 0.5, 0.1)[path[0]])]
-    joint = grown(
-        DyJoint(0.2, 4), following(rule), depth=(99, 99, 99)
-    )  # .9⁴ = .66; .5² = .25, .5³ = .125; .1
-    assert [len(paths(joint, row)) for row in range(3)] == [4, 2, 0]
-    step = grown(DyMax(0.3, 4), following(rule), depth=(3, 99, 99))
-    assert [len(paths(step, row)) for row in range(3)] == [3, 4, 0]
-
-
 # Against the definition over again.
 
 probabilities = st.lists(st.floats(1e-3, 1), min_size=1, max_size=12)
@@ -98,15 +84,6 @@ def test_length_is_the_definitions(
         )
 
 
-# Knobs.
-
-
-def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "dymax") == DyMax(0.3, 10)
-    assert registry.build("policy", "dyjoint") == DyJoint(0.08, 10)
-    assert registry.build("policy", "dymax:threshold=0.5,length=7") == DyMax(0.5, 7)
-
-
 def test_a_chains_shape_does_not_depend_on_draws() -> None:
     assert not Chain().prunes_on_draws
     assert DyMax().prunes_on_draws
@@ -115,13 +92,3 @@ def test_a_chains_shape_does_not_depend_on_draws() -> None:
         assert paths(grown(Chain(5), always(q), nodes=3)) == [(0,), (0, 0), (0, 0, 0)], (
             "room cuts by number"
         )
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [lambda: DyMax(-0.1), lambda: DyMax(1.1), lambda: DyMax(math.nan), lambda: DyMax(length=0),
-     lambda: DyJoint(-0.1), lambda: DyJoint(1.1), lambda: DyJoint(math.nan), lambda: DyJoint(length=0)],
-)  # fmt: skip
-def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
-    with pytest.raises(UserError, match=r"^dy(max|joint): (threshold|length) is .*, allowed is"):
-        wrong()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_opttree import likely
 
 from draftree.policies.ddtree import DDTree
-from grown_trees import always, grown, paths
+from grown_trees import grown, paths
 from rules import Path, Rule, following
 
 
@@ -61,9 +61,3 @@ def test_what_cannot_be_among_the_best_is_not_asked_for() -> None:
     tree = grown(DDTree(2), following(lambda path: np.log([0.6, 0.3]).tolist(), asked))
     assert paths(tree) == [(0,), (0, 0)]
     assert asked == [([0], 2), ([1, 2], 2), ([3], 2)]
-
-
-def test_room_bounds_it() -> None:
-    assert paths(grown(DDTree(9), always(0.6, 0.3), nodes=2)) == [(0,), (0, 0)]
-    assert grown(DDTree(9), always(0.9), depth=(3,)).depth.max() == 3
-    assert grown(DDTree(), always(0.6), nodes=0).drafted == 0

@@ -1,16 +1,12 @@
 """The tree of EAGLE-2, against section 4 over again on lists."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree import registry
-from draftree.errors import UserError
 from draftree.policies.eagle2 import EAGLE2
 from draftree.tree import MAX_NODES
 from grown_trees import always, grown, paths
@@ -230,42 +226,3 @@ def test_more_is_drafted_than_there_is_room_to_verify() -> None:
     assert (int(tree.depth.max()), tree.drafted) == (8, 59)
     few = grown(EAGLE2(59, 3, 2), always(0.9, 0.05), nodes=3)
     assert paths(few) == [(0,), (0, 0), (0, 0, 0)]
-
-
-def test_what_is_missing_becomes_no_node() -> None:
-    asked: list[list[int]] = []
-    assert grown(EAGLE2(), always(asked=asked)).drafted == 0
-    assert asked == [[0]]
-    assert paths(grown(EAGLE2(8, 3, 3), always(0.6))) == [(0,), (0, 0), (0, 0, 0)]
-
-
-# Knobs.
-
-
-def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "eagle2") == EAGLE2(None, 6, 10, "value", True, "value")
-    assert registry.build("policy", "eagle2:nodes=20,depth=3,width=4") == EAGLE2(20, 3, 4)
-    ablation = EAGLE2(expand_by="confidence", rerank=False)
-    assert registry.build("policy", "eagle2:expand_by=confidence,rerank=false") == ablation
-
-
-@pytest.mark.parametrize(
-    "wrong", [lambda: EAGLE2(nodes=0), lambda: EAGLE2(depth=0), lambda: EAGLE2(width=0)]
-)
-def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^eagle2: (nodes|depth|width) is \d+, allowed is (none or )?a whole number of at least 1",
-    ):
-        wrong()
-
-
-def test_another_order_of_expansion_is_refused() -> None:
-    with pytest.raises(
-        UserError, match="eagle2: expand_by is 'depth', allowed is value or confidence"
-    ):
-        EAGLE2(expand_by="depth")  # type: ignore[arg-type]
-    with pytest.raises(
-        UserError, match="eagle2: rank_by is 'depth', allowed is value or confidence"
-    ):
-        EAGLE2(rank_by="depth")  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
-from draftree.errors import UserError
 from draftree.policies import mcts
 from draftree.policies.base import Expand, append, log
 from draftree.policies.mcts import MCTS, Exploration, Local, puct, search, uniform
@@ -198,11 +197,6 @@ def test_one_way_to_go_on_is_followed_to_the_end() -> None:
     assert paths(tree) == {(0,) * n: pytest.approx(math.log(v / 150)) for n, v in visits.items()}
 
 
-def test_nothing_found_is_nothing_drafted() -> None:
-    assert grown(MCTS(), following(lambda path: [-np.inf])).drafted == 0
-    assert grown(MCTS(search="greedy"), following(lambda path: [-np.inf])).drafted == 0
-
-
 class Node:
     """Of Algorithm 1."""
 
@@ -377,14 +371,3 @@ def test_a_layer_of_very_many_nodes_is_asked_about_in_part(monkeypatch: pytest.M
     assert asked[2][0] == sorted(sorted(second, key=lambda n: (-second[n], n))[:5]), (
         "the likeliest paths"
     )
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [{"length": 1}, {"iterations": 0}, {"width": 0}, {"nodes": 0}, {"continuations": 0}, {"c2": 0.0}, {"c1": -1.0},
-     {"reward": "sum"}, {"search": "deep"}, {"unvisited": "last"}],
-    ids=str,
-)  # fmt: skip
-def test_knobs_out_of_range_are_refused(knobs: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=r"mcts: \w+ is .*, allowed is"):
-        MCTS(**knobs)  # type: ignore[arg-type]

@@ -1,18 +1,14 @@
 """OPT-Tree: the best tree under a budget, against every other tree and against the definition over again on lists."""
 
 import math
-from collections.abc import Callable
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree import registry
 from draftree.costs.curves import Costs
-from draftree.errors import UserError
 from draftree.policies.opttree import OPTTree
 from grown_trees import always, grown, paths
 from rules import Path, Rule, following
@@ -107,21 +103,6 @@ def test_of_equals_the_lower_number_stays() -> None:
     assert paths(grown(OPTTree(3, 0.0), following(certain))) == [(0,), (1,), (1, 1)]
 
 
-def test_every_row_stops_by_itself() -> None:
-    rule = lambda path: [math.log((0.9, 0.4)[path[0]])]
-    asked: list[tuple[list[int], int]] = []
-    tree = grown(OPTTree(50, 0.5, 4), following(rule, asked), depth=(99, 99))
-    assert [len(paths(tree, row)) for row in (0, 1)] == [4, 1]
-    assert [frontier for frontier, _ in asked] == [[0, 1], [2], [4], [5]]
-
-
-def test_room_bounds_the_budget() -> None:
-    few = grown(OPTTree(50, 0.0), always(0.6, 0.3), nodes=3)
-    assert paths(few) == paths(grown(OPTTree(3, 0.0), always(0.6, 0.3)))
-    assert grown(OPTTree(), always(0.6), nodes=0).drafted == 0
-    assert grown(OPTTree(), always()).drafted == 0
-
-
 # Against every tree, and the definition over again.
 
 
@@ -161,28 +142,3 @@ def test_the_tree_is_the_definitions(
         drafted = [p for p in found if 0 < len(p) <= last]
         best = sorted(sorted(drafted, key=lambda p: -found[p])[:nodes])
         assert sorted(paths(tree, row)) == best
-
-
-# Knobs.
-
-
-def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "opttree") == OPTTree(50, None, 10)
-    assert registry.build("policy", "opttree:nodes=60,threshold=0.5,max_depth=8") == OPTTree(
-        60, 0.5, 8
-    )
-    assert registry.build("policy", "opttree:threshold=none") == OPTTree()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: OPTTree(0),
-        lambda: OPTTree(max_depth=0),
-        lambda: OPTTree(threshold=-0.1),
-        lambda: OPTTree(threshold=math.nan),
-    ],
-)
-def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
-    with pytest.raises(UserError, match=r"^opttree: .*allowed .* at least [01]"):
-        wrong()

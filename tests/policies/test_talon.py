@@ -59,8 +59,3 @@ def test_a_sure_drafter_gets_a_chain_and_an_unsure_one_a_wide_layer() -> None:
 
 def test_the_first_layer_is_wide_however_sure() -> None:
     assert paths(grown(TALON(4, 3, 0.5), always(0.99, 0.005, 0.005))) == [(0,), (1,), (2,), (0, 0)]
-
-
-def test_room_bounds_it() -> None:
-    assert grown(TALON(9, 2), always(0.6, 0.3), nodes=3).drafted == 3
-    assert grown(TALON(), always(0.6), nodes=0).drafted == 0

@@ -21,6 +21,7 @@ from draftree import registry
 from draftree.costs.curves import Costs
 from draftree.policies.base import Expand, Policy
 from draftree.tree import Candidates, Ints, Tree, TreeBudget
+from grown_trees import always, paths
 from policy_specs import VARIATIONS
 from rules import Path
 
@@ -161,9 +162,34 @@ def test_the_deepest_layer_that_it_allows_is_reached_where_all_is_certain(spec: 
         )
 
     allowed = registry.build("policy", spec).deepest
-    tree = grown(spec, certain, [0], (40,), 512)
     most = min(own_limit(spec, ("nodes", "max_nodes"), 40), own_limit(spec, ("budget",), 41) - 1)
-    assert tree.depth.max() == min(40 if allowed is None else allowed, most)
+    for room in (2, 40):
+        tree = grown(spec, certain, [0], (room,), 512)
+        assert tree.depth.max() == min(room if allowed is None else allowed, room, most)
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_missing_candidates_become_no_nodes(spec: str) -> None:
+    """A drafter that proposes nothing is asked once, and one with a single candidate gets a chain."""
+    asked: list[list[int]] = []
+    assert grown(spec, always(asked=asked), [0], (9,), 512).drafted == 0
+    assert asked in ([], [[0]])
+    tree = grown(spec, always(0.9), [0], (9,), 512)
+    assert paths(tree) == [(0,) * n for n in range(1, tree.drafted + 1)]
+    assert asked == [] or tree.drafted
+
+
+@pytest.mark.parametrize(
+    "spec", [s for s in specs() if "nodes" in registry.knobs("policy", s.partition(":")[0])]
+)
+def test_a_limit_of_nodes_is_as_good_as_the_option(spec: str) -> None:
+    """The nodes that a policy keeps where the batch has room for few are those it would plan itself."""
+    name, _, rest = spec.partition(":")
+    others = [item for item in rest.split(",") if item and not item.startswith("nodes=")]
+    planned = ":".join([name, ",".join([*others, "nodes=3"])])
+    for seed in range(5):
+        few = grown(spec, drafter(seed), [0], (6,), 3)
+        assert described(few, 0) == described(grown(planned, drafter(seed), [0], (6,), 512), 0)
 
 
 @pytest.mark.parametrize("spec", specs("alone"))
@@ -174,9 +200,11 @@ def test_a_row_gets_the_tree_it_gets_alone(
 ) -> None:
     asked: list[Ints] = []
     together = grown(spec, drafter(seed, asked), range(3), depth, nodes)
+    asked_alone: list[Ints] = []
     for row in range(3):
-        alone = grown(spec, drafter(seed), [row], depth, nodes)
+        alone = grown(spec, drafter(seed, asked_alone), [row], depth, nodes)
         assert described(together, row) == described(alone, row)
+    assert sum(map(len, asked)) == sum(map(len, asked_alone)), "each row's nodes and no others"
     assert not {r for r in range(3) if depth[r] == 0} & {
         int(n) for frontier in asked for n in frontier
     }
@@ -205,11 +233,12 @@ def test_ties_are_settled_alike_each_time(
 def test_a_row_without_room_is_not_drafted_for(spec: str) -> None:
     asked: list[Ints] = []
     tree = grown(spec, drafter(5, asked), range(3), (0, 4, -2), 512)
-    assert set(tree.row[3:]) <= {1}
+    assert set(tree.row[3:]) == {1}
     assert not {0, 2} & {int(n) for frontier in asked for n in frontier}
     asked.clear()
     assert grown(spec, drafter(5, asked), range(2), (0, 0), 512).drafted == 0
     assert asked == []
+    assert grown(spec, drafter(5), range(2), (4, 4), 0).drafted == 0
 
 
 @pytest.mark.parametrize("spec", specs("layers"))
