@@ -11,6 +11,7 @@ import torch
 from draftree import cost_estimate
 from draftree.cost_estimate import cost_key, target_size
 from draftree.costs.cost_model import Speed
+from draftree.doctor import expected_speed
 from draftree.doctor.expected_speed import examine
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.models.graph_capture import Graphs
@@ -113,11 +114,9 @@ def test_a_gpu_tells_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     drafter = EAGLE3().example(target)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
-    monkeypatch.setattr("draftree.doctor.expected_speed.machine", lambda device: {"device": "GPU"})
+    monkeypatch.setattr(expected_speed, "machine", lambda device: {"device": "GPU"})
     known = cost_estimate.learnt_costs(target, drafter)
-    monkeypatch.setattr(
-        "draftree.doctor.expected_speed.learnt_costs", lambda target, drafter: known
-    )
+    monkeypatch.setattr(expected_speed, "learnt_costs", lambda target, drafter: known)
     assert examine(target, drafter, "eagle2").memory is None
     vars(target.decoder)["device"] = torch.device("cuda")
     assert examine(target, drafter, "eagle2").memory == (1, 2)

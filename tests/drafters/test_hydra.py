@@ -16,6 +16,7 @@ from architectures import VOCAB, target
 from drafting import after_all, perturbed
 from draftree.costs.curves import Costs
 from draftree.doctor import forward_parity
+from draftree.drafters import hydra
 from draftree.drafters.base import Batch
 from draftree.drafters.hydra import OFFICIAL_FILE, Arch, Hydra, HydraDrafter
 from draftree.engine import Engine
@@ -46,7 +47,7 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     hidden_states = t.prefill(t.new_cache(3, 16), prompts, drafter.needs).hidden_states
     assert max(map(len, prompts)) < CHUNK
     whole = drafter.start(prompts, np.arange(3), hidden_states)
-    monkeypatch.setattr("draftree.drafters.hydra.CHUNK", 3)
+    monkeypatch.setattr(hydra, "CHUNK", 3)
     parts = drafter.start(prompts, np.arange(3), hidden_states)
     assert whole.cache.lengths.tolist() == parts.cache.lengths.tolist() == [11, 4, 9]
     assert worst(whole.prefix, parts.prefix) < NOISE

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
+from draftree.drafters.retrieval import adjacency_table
 from draftree.drafters.retrieval.adjacency_table import (
     MAX_CONFIRMATIONS,
     MISSING,
@@ -427,7 +428,7 @@ def test_mistakes_are_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(Adjacency, "plus", turned)
         noticing = test_all_verified_nodes_are_entered_and_the_accepted_one_counts
     elif mistake == "no confirmation":
-        monkeypatch.setattr("draftree.drafters.retrieval.adjacency_table.MAX_CONFIRMATIONS", 0)
+        monkeypatch.setattr(adjacency_table, "MAX_CONFIRMATIONS", 0)
         noticing = test_rates_are_those_of_the_rank_among_equally_sure_lines
     else:
         monkeypatch.setattr(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from draftree import weights
 from draftree.engine import load, usual_drafter
 from draftree.errors import UserError
 from draftree.policies.c2t import C2T
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An environment without any weights."""
-    monkeypatch.setattr("draftree.weights.entry_points", lambda **_: ())
+    monkeypatch.setattr(weights, "entry_points", lambda **_: ())
     weights_folder.cache_clear()
     yield
     weights_folder.cache_clear()

@@ -30,6 +30,7 @@ from draftree.registry import build, part
 from draftree.request import Request
 from draftree.sampling import devices as places
 from draftree.sampling.params import Sampling
+from draftree.target import target as target_module
 from draftree.target.kernel_choice import select_capture
 from draftree.target.target import Target
 from draftree.testing import Case, Suite
@@ -591,9 +592,7 @@ def test_recordings_are_tried_at_load(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     recorder.recorded = recorder.launched = 0
-    monkeypatch.setattr(
-        "draftree.target.target.select_capture", lambda model, asked: Graphs(recorder)
-    )
+    monkeypatch.setattr(target_module, "select_capture", lambda model, asked: Graphs(recorder))
     given: Any = "demo" if way == "loaded" else tiny_target(context=64).decoder.model.float()
     with caplog.at_level(logging.WARNING, "draftree"):
         engine = draftree.load(given, "pld")

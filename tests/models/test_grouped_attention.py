@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree import Request, Target, load
 from draftree.models.grouped_attention import MAX_GROUPED_TOKENS, grouped_attention
+from draftree.target import load_weights, target
 from draftree.target.kernel_choice import use_grouped_attention
 from draftree.testing import tiny_target
 from folders import target_folder
@@ -110,11 +111,9 @@ def test_it_is_taken_on_a_gpu_for_heads_that_share(
         == "grouped"
     )
     taken = list[Any]()
-    monkeypatch.setattr("draftree.target.target.use_grouped_attention", taken.append)
-    monkeypatch.setattr(
-        "draftree.target.target.resolve_device", lambda device: torch.device("cuda")
-    )
-    monkeypatch.setattr("draftree.target.load_weights.find_spec", lambda name: None)
+    monkeypatch.setattr(target, "use_grouped_attention", taken.append)
+    monkeypatch.setattr(target, "resolve_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(load_weights, "find_spec", lambda name: None)
     monkeypatch.setattr(LlamaForCausalLM, "to", lambda self, *_: self)
     Target.load(folder, torch.float32)
     assert len(taken) == 1

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from draftree import Request, Target, load
+from draftree.models import llama_gpu_layers
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Graphs
@@ -196,7 +197,7 @@ def test_a_module_that_is_replaced_later_is_noticed() -> None:
 
 def test_a_planted_mistake_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sines of the wrong sign turn queries and keys the other way, which relative positions alone would not show."""
-    monkeypatch.setattr("draftree.models.llama_gpu_layers._negate_first_half", lambda sines: sines)
+    monkeypatch.setattr(llama_gpu_layers, "_negate_first_half", lambda sines: sines)
     with torch.inference_mode():
         assert HFRunner(model(KNOWN["llama"]), few_operations=True).few_operations() is None
 

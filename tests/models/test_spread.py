@@ -16,6 +16,7 @@ from draftree.drafters.edd import EDD
 from draftree.drafters.glide import GLIDE
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD
+from draftree.target import target as target_module
 from draftree.testing import tiny_target
 from folders import target_folder
 from selection import one_in
@@ -124,7 +125,7 @@ def test_weights_go_straight_to_a_device(
         return real(*args, **given)
 
     monkeypatch.setattr(
-        "draftree.target.target.resolve_device", lambda device: torch.device(device or "cpu")
+        target_module, "resolve_device", lambda device: torch.device(device or "cpu")
     )
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
     Target.load(folder, torch.float32, place)

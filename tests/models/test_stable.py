@@ -14,6 +14,7 @@ from architectures import fresh
 from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
+from draftree.models import invariant_widths
 from draftree.models.batch_invariant import BatchInvariantRunner
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
@@ -56,9 +57,7 @@ def from_roots(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
 def test_what_changes_with_the_width_is_found(
     change: Callable[[int], int], wanted: Widths | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "draftree.models.invariant_widths.MIN_COMPARED_ENTRIES", 3
-    )  # every entry changes
+    monkeypatch.setattr(invariant_widths, "MIN_COMPARED_ENTRIES", 3)  # every entry changes
     linear = from_roots(change)
     found = widths(linear, 3, torch.float32)
     assert found == wanted

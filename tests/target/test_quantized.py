@@ -21,6 +21,7 @@ from draftree.drafters.edd import EDD
 from draftree.drafters.medusa import Medusa
 from draftree.models.supported_architectures import refuse_unsupported
 from draftree.request import Request
+from draftree.target import quantization_support
 from draftree.target.quantization_support import count_parameters, refuse_missing_packages
 from folders import target_folder
 
@@ -105,7 +106,7 @@ def test_what_is_to_be_installed_is_told_in_a_line(
     said, method, packages = REFUSED[case]
     missing = [name.replace("-", "_") for name in packages.split()]
     present = lambda name: None if name in missing else object()
-    monkeypatch.setattr("draftree.target.quantization_support.find_spec", present)
+    monkeypatch.setattr(quantization_support, "find_spec", present)
     home = quantised(tmp_path / "target", said)
     status, _, err = draftree("generate", "x", "--target", home, "--drafter", "pld")
     assert (status, err.count("\n")) == (2, 1)
@@ -115,7 +116,8 @@ def test_what_is_to_be_installed_is_told_in_a_line(
 
 def test_fp8_on_a_gpu_needs_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "draftree.target.quantization_support.find_spec",
+        quantization_support,
+        "find_spec",
         lambda name: None if name == "kernels" else object(),
     )
     in_fp8(tmp_path / "fp8")

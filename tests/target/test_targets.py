@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from draftree import Request, Target, UserError, load
+from draftree import engine as engine_module
 from draftree.data.decontamination import Excluded
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import DEFAULT_PARTS, usual_drafter, usual_policy
@@ -372,7 +373,7 @@ def test_heads_of_eagle_grow_their_own_trees_where_wide_passes_are_cheap(
     head.save(tmp_path / "head")
     named = str(tmp_path / "head")
     assert load(target, named).policy == PCT()
-    monkeypatch.setattr("draftree.engine.resolve_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(engine_module, "resolve_device", lambda device: torch.device("cuda"))
     assert load(target, named).policy == EAGLE2()
     assert [usual_policy(folder, drafter) for drafter in (named, "eagle", "eagle3+pld", "edd")] == [
         "eagle2",

@@ -36,7 +36,7 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.chain import Chain
 from draftree.testing.fakes import tiny_target
-from draftree.training import distributed, synthesize, trainer
+from draftree.training import distributed, feature_cache, synthesize, trainer
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Shards
 from draftree.training.generation_run import GenerationRun
@@ -265,7 +265,7 @@ def test_a_step_must_be_dealt_out_evenly(tmp_path: Path) -> None:
 
 
 def test_processes_share_the_work_of_caching(straight: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("draftree.training.feature_cache.SAMPLES_PER_FILE", 7)
+    monkeypatch.setattr(feature_cache, "SAMPLES_PER_FILE", 7)
     write = Shards._write
 
     def noted(self: Shards, shard: int, names: Any) -> None:
@@ -289,7 +289,7 @@ def test_what_fails_in_one_process_fails_in_all(tmp_path: Path, monkeypatch) -> 
         if PartialState().process_index == 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("draftree.training.feature_cache.SAMPLES_PER_FILE", 7)
+    monkeypatch.setattr(feature_cache, "SAMPLES_PER_FILE", 7)
     monkeypatch.setattr(Shards, "_write", full)
     with_disk = lambda: told_os(lambda: learn(tmp_path, cache_features=True))
     first, second = on_two(with_disk)
@@ -438,7 +438,7 @@ def test_a_mistake_is_told_once(
             raise UserError("the disk is full")
 
     monkeypatch.setattr(Shards, "_write", full)
-    monkeypatch.setattr("draftree.training.feature_cache.SAMPLES_PER_FILE", 3)
+    monkeypatch.setattr(feature_cache, "SAMPLES_PER_FILE", 3)
     args, told = MISTAKES[case]
     ask = [
         "train",

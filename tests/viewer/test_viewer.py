@@ -19,6 +19,7 @@ from draftree.cli import terminal
 from draftree.cli.app import main
 from draftree.data.prompts import encode
 from draftree.request import Emitted
+from draftree.target.target import Target
 from draftree.tree import Candidates, Tree
 from draftree.viewer import html, svg
 from draftree.viewer.layout import HEIGHT, layout
@@ -462,7 +463,7 @@ def test_a_picture_that_cannot_be_saved_is_refused_before_anything_is_loaded(
     def loaded(*_: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr("draftree.target.target.Target.load", loaded)
+    monkeypatch.setattr(Target, "load", loaded)
     (tmp_path / "file").write_text("")
     status, out, err = draftree("--trees", str(tmp_path / name))
     assert (status, out, err.count("\n")) == (2, "", 1)
