@@ -22,7 +22,7 @@ SECONDS ?= 3600
 MUTATIONS ?= 2000
 OLDEST ?= torch==2.8.0 transformers==5.17.0
 NEWEST ?= torch transformers
-VERSIONS := tests/models/test_attention.py tests/models/test_cache.py tests/engine/test_completion.py tests/sampling/test_sampling.py tests/target/test_target.py
+VERSIONS := tests/models/test_attention.py tests/models/test_kv_cache.py tests/engine/test_completion.py tests/sampling/test_sampling.py tests/target/test_target.py
 
 # What the extension module is built from.
 NATIVE := CMakeLists.txt $(shell find build_backend src/draftree/native -name '*.py' -path 'build_backend/*' -o -name '*.cpp' -o -name '*.h')
@@ -86,7 +86,7 @@ conformance: .venv/ready
 	$(BIN)/python -m draftree.testing --batches 1 3 8
 	$(BIN)/python -m draftree.testing --full --captured
 	$(BIN)/python -m draftree.testing --full --compiled
-	$(BIN)/pytest -m long tests/engine/test_exactness.py tests/models/test_hybrid_decoding.py tests/models/test_states.py tests/training/test_training_scale.py
+	$(BIN)/pytest -m long tests/engine/test_exactness.py tests/models/test_hybrid_decoding.py tests/models/test_recurrent_states.py tests/training/test_training_scale.py
 
 soak: .venv/ready
 	$(BIN)/python tests/helpers/soak.py --seconds $(SECONDS) --out build/soak

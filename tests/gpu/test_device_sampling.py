@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from test_capture import Waits
+from test_graph_capture import Waits
 from torch import Tensor
 from transformers import (
     LogitsProcessor,

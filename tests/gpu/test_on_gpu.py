@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_capture import a_pass, attends_otherwise, replaced, wrapped, written_to
 from test_device_sampling import SETTINGS, forest, of_tree, settings
+from test_graph_capture import a_pass, attends_otherwise, replaced, wrapped, written_to
 
 import draftree
 from draftree.acceptors.match import Match

@@ -28,7 +28,13 @@ from draftree.native.transformer_kernels import processor_share
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL_TESTS = sorted(
-    path for kind in ("native", "kernel") for path in (ROOT / "tests").rglob(f"test_{kind}_*.py")
+    [
+        *(ROOT / "tests" / "native").glob("test_native_*.py"),
+        *(
+            ROOT / "tests" / "models" / f"test_{name}.py"
+            for name in ("fused_cpu_modules", "native_runner", "packed_linear")
+        ),
+    ]
 )
 SLICES = 4
 """Processes that run a variant's share of the product, one after another or together."""

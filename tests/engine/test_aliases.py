@@ -2,7 +2,7 @@
 
 The guesses are written from the references of transformers, vLLM, the OpenAI API, ollama,
 llama.cpp, llama-cpp-python, mlx_lm and lm_eval. Guesses on the command line are in
-`test_guesses_cli.py`.
+`test_aliases_cli.py`.
 """
 
 import asyncio

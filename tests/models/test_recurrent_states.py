@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_hybrids import CLOSE, LENGTHS, errors, grown, some_paths
+from test_recurrent_trees import CLOSE, LENGTHS, errors, grown, some_paths
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.qwen3_5 import modeling_qwen3_5

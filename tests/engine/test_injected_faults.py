@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import HfApi
-from test_interrupted import begun, everything, run
+from test_interrupted_runs import begun, everything, run
 
 from architectures import target as tiny
 from conftest import Silent
