@@ -166,7 +166,7 @@ def test_groups_of_candidates_are_claims_by_their_places() -> None:
     assert found[0].cells()["here"].startswith("right 0.")
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_claims_that_are_not_run_have_a_reason() -> None:
     claims = [Claim("P", "1", "c", "f", "a x", "b y"), Claim("P", "2", "c", "f", not_run="needs a GPU"),
               Claim("P", "3", "c", "f", "a x", "z y")]  # fmt: skip
     found = judge_claims(claims, [result({"a x": 1.0})], {}, {"z": "no drafter 'z'"})

@@ -184,7 +184,7 @@ def test_saved_verdicts_are_what_the_results_say(monkeypatch: pytest.MonkeyPatch
     assert {r["verdict"] for r in saved} >= {"holds", "fails"}
 
 
-def test_what_is_no_table_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unknown_table_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert papers.run(papers.EAGLE2, "9", "demo", [], tmp_path, []) == 2
     assert "EAGLE-2 has no '9', allowed are Fig. 1, 2" in capsys.readouterr().err
     assert papers.run(papers.EAGLE2, "Fig. 3, 4, 7, 8", "demo", [], tmp_path, []) == 0

@@ -428,7 +428,7 @@ OFFLINE = {
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_what_the_hub_would_have_is_refused_before_a_model_is_loaded(
+def test_hub_ids_without_a_copy_are_refused_offline(
     draftree: Run, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     from draftree.target import hub, target

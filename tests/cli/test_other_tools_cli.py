@@ -228,7 +228,7 @@ def test_threads_are_set_before_torch_is_loaded(ctx: Any, monkeypatch: pytest.Mo
     assert argv_translation.os.environ["OMP_NUM_THREADS"] == "2"
 
 
-def test_what_words_stand_for_exists(group: Any) -> None:
+def test_translated_commands_exist(group: Any) -> None:
     commands = {
         name: command.options[0] for name, command in group.commands.items() if name != "datastore"
     }

@@ -126,14 +126,14 @@ def test_a_run_that_goes_on_is_not_taken_to_be_fast(
     assert "about 70 s left" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_what_is_short_is_silent(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_is_silent(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     with terminal.busy("loading"), terminal.progress("bench", 3) as tell:
         clock.forward(1.9)
         tell(3)
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_waited_for_is_told(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_work_is_reported(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     with terminal.busy("loading") as say:
         clock.forward(3)
         say(0, "timing [1] of 2")

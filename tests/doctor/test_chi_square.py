@@ -45,7 +45,7 @@ def test_goodness_is_pearsons() -> None:
     assert found.p_value == pytest.approx(0.0199, abs=1e-4)
 
 
-def test_what_cannot_come_is_rejected_at_once() -> None:
+def test_impossible_outcomes_are_rejected_at_once() -> None:
     assert goodness([50, 49, 1], [0.5, 0.5, 0]) == (math.inf, 1, 0.0)
     assert goodness([50, 50, 0], [0.5, 0.5, 0]) == (0.0, 1, 1.0)
 

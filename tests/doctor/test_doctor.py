@@ -295,7 +295,7 @@ BLOCKS = {
 
 @traced
 @pytest.mark.parametrize("case", BLOCKS)
-def test_what_is_wrong_with_a_block_is_named(case: str) -> None:
+def test_faults_of_a_block_drafter_are_named(case: str) -> None:
     plant, cause, told = BLOCKS[case]
     target, drafter, found = traced_block()
     drafter.model.layout = from_roots = plant(drafter.model.layout)
@@ -529,7 +529,7 @@ def test_the_command_prints_one_json_object(doctored, tmp_path: Path) -> None:
     assert (found["texts"], found["tokens"]) == (4, 4 * teacher_forcing.DEFAULT_TOKENS)
 
 
-def test_what_does_not_fit_is_a_mistake(doctored, tmp_path: Path) -> None:
+def test_drafter_of_another_target_is_a_users_mistake(doctored, tmp_path: Path) -> None:
     folder = str(target_folder(tmp_path / "target"))
     status, out, err = doctored("--target", folder, "--drafter", str(demo_folder("edd")))
     assert (status, out) == (2, "")

@@ -72,7 +72,7 @@ def test_recorded_passes_start_fewer_operations() -> None:
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_it_fits_a_screen(
+def test_report_fits_a_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command, memory: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -95,7 +95,9 @@ def test_it_fits_a_screen(
     assert ("memory: 60.0 of 80.0 GB free" in out) == memory
 
 
-def test_it_is_json_and_stands_alone(tmp_path: Path, draftree: Command) -> None:
+def test_report_is_json_and_options_of_other_reports_are_refused(
+    tmp_path: Path, draftree: Command
+) -> None:
     command = ("doctor", "--target", target_folder(tmp_path / "t"), "--drafter", "pld", "--speed")
     status, out, _ = draftree(*command, "--json")
     assert status == 0

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     ("drafter", "form"),
     [("eagle3", "speculators"), ("eagle3", "eagle"), ("eagle", "eagle"), ("medusa", "vllm-medusa")],
 )
-def test_what_was_exported_is_fine(tmp_path: Path, drafter: str, form: str) -> None:
+def test_exported_folder_passes(tmp_path: Path, drafter: str, form: str) -> None:
     export(f"demo/{drafter}", form, tmp_path / "out")
     report = examine(tmp_path / "out")
     assert (report.drafter, report.format, report.faults) == (drafter, form, ())
@@ -74,7 +74,7 @@ def test_a_target_that_nobody_finds_is_remarked(folder: Path) -> None:
     assert examine(folder).verifier == SMOLLM2_HUB_ID
 
 
-def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="allowed is none"):
         examine(drafter_folder("demo/edd"))
     with pytest.raises(UserError):

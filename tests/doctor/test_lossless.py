@@ -383,7 +383,7 @@ def test_distances_of_samples() -> None:
     assert frequency_distance(np.array([4.0, 0.0]), np.array([8.0, 0.0])) == (0, 0)
 
 
-def test_what_a_dtype_cannot_tell_apart_is_noise() -> None:
+def test_noise_bound_is_at_least_the_dtypes_precision() -> None:
     assert Noise(0.0, scale=10.0).allowed(torch.float32) == pytest.approx(40 * 2**-23)
     assert Noise(0.5, scale=10.0).allowed(torch.float32) == 2.0
     assert Noise(1.0, 2.0, 3.0, 4.0).joined(Noise(4.0, 3.0, 2.0, 1.0)) == Noise(4.0, 3.0, 3.0, 4.0)

@@ -117,7 +117,7 @@ def test_pruned_successors_keep_their_part_of_q() -> None:
     assert after(stored, read(stored, [1, 2]), [2]) == pytest.approx({3: 0.5, 4: 0.3}, abs=1e-4)
 
 
-def test_what_was_never_seen_is_not_drafted() -> None:
+def test_unseen_tokens_are_not_drafted() -> None:
     drafter = ADEDDrafter(ADED(adapt=False), GRAMS)
     state = read(drafter, [1, 2])
     for path in ([2, 3], [7], [2, 99], [2, 1]):
@@ -399,7 +399,7 @@ def test_rows_see_the_session_and_their_own_text_only() -> None:
     assert found.tokens[:, 0].tolist() == [7, 3, 4]
 
 
-def test_what_was_written_is_kept_for_later_texts_or_not() -> None:
+def test_session_option_keeps_counts_for_later_texts() -> None:
     for session, want in ((True, {7: 1.0}), (False, {})):
         drafter = ADEDDrafter(ADED(session=session), Grams.none(3, 100))
         done = step(drafter, read(drafter, [9, 5, 6]), 6, [7], 9)
@@ -465,7 +465,7 @@ def refusals(folder: Path) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("case", range(11))
-def test_what_cannot_be_used_is_refused(case: int, tmp_path: Path) -> None:
+def test_broken_datastores_and_options_are_refused(case: int, tmp_path: Path) -> None:
     said, call = refusals(tmp_path)[case]
     with pytest.raises(UserError, match=said):
         call()

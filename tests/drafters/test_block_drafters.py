@@ -51,7 +51,7 @@ def drafter_of(name: str, t: Target, **knobs: Any) -> ParallelDrafter:
 
 
 @pytest.mark.parametrize(("model", "block", "phase"), [("llama", 4, 3), ("gemma2", 7, 0)])
-def test_what_is_trained_along_paths_decodes_along_paths(
+def test_conditioned_training_forward_is_the_decoding_forward(
     model: str, block: int, phase: int
 ) -> None:
     t = target(model)
@@ -499,7 +499,7 @@ def test_windows_are_exported_or_refused(sights: tuple[Sight, Sight], told: str)
         ("dflash", {"layer_types": ["full_attention"]}, "layer_types is .* allowed are 2 of"),
     ],
 )
-def test_what_does_not_fit_is_named_in_a_line(
+def test_unfitting_config_entries_are_named_in_a_line(
     name: str, config: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     t = target("llama")

@@ -94,7 +94,7 @@ KINDS = ["text", "jsonl", "chat", "source"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_read(tmp_path: Path, kind: str) -> None:
+def test_documents_of_each_file_format_are_read(tmp_path: Path, kind: str) -> None:
     path, want = corpus(tmp_path / "c", kind)
     got, reading = documents(path)
     assert got == want
@@ -267,7 +267,7 @@ def changed(store: Path, folder: Path, **said: object) -> Path:
     return folder
 
 
-def test_what_does_not_fit_is_refused(store: Path, folder: str, tmp_path: Path) -> None:
+def test_unfitting_datastores_are_refused(store: Path, folder: str, tmp_path: Path) -> None:
     target = Target.load(folder)
     wrong = {
         tmp_path / "none": "does not exist",
@@ -385,7 +385,7 @@ def test_mistakes_are_told_in_one_line(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_stands_in_the_corpus_is_drafted(store: Path, folder: str) -> None:
+def test_text_of_the_corpus_is_drafted(store: Path, folder: str) -> None:
     target = Target.load(folder)
     prompt = target.tokenizer("it is one text")["input_ids"]
     model = build("drafter", str(store)).open(target)

@@ -133,7 +133,7 @@ def test_texts_are_the_targets(name: str, acceptor: str) -> None:
 
 
 @pytest.mark.parametrize("draw", list(Draw))
-def test_what_is_drawn_does_not_depend_on_where_it_is_computed(draw: Draw) -> None:
+def test_draws_do_not_depend_on_the_device(draw: Draw) -> None:
     """Candidates of a draft vocabulary are those of whole logits in which other tokens have none."""
     ids, logits = torch.tensor([2, 3, 11, 17, 29]), torch.randn(4, 5, dtype=torch.float64)
     part = DraftVocab(ids, 40)
@@ -152,7 +152,7 @@ def test_what_is_drawn_does_not_depend_on_where_it_is_computed(draw: Draw) -> No
     assert torch.allclose(narrow.log_probs.exp(), wide.log_probs.exp())
 
 
-def test_what_the_text_alone_says_is_learnt_where_it_can_be_drafted() -> None:
+def test_tokens_outside_the_vocabulary_have_no_column() -> None:
     ids, logits = torch.tensor([2, 3, 11]), torch.arange(12.0).reshape(4, 3)
     columns, rows = DraftVocab(ids, 40).columns(torch.tensor([3, 5, 11, 39]), logits)
     assert columns.tolist() == [1, 2]

@@ -112,7 +112,7 @@ def test_layers_that_codes_count_differently_have_to_be_said(tmp_path: Path) -> 
 
 
 @torch.no_grad()
-def test_it_begins_as_the_targets_layer_that_reads_the_highest_entry() -> None:
+def test_new_drafter_copies_the_target_layer_that_reads_the_highest_entry() -> None:
     ours, decoder = target("llama"), target("llama").decoder
     net = EAGLE3(low=1, middle=2, high=3, init="target").fresh(ours).model.double()
     ids = torch.arange(3, 12)[None]

@@ -138,7 +138,7 @@ def test_a_step_draws_one_block_length_for_all_its_samples(monkeypatch: pytest.M
     assert max(len({phase for _, phase in step}) for step in steps) > 2
 
 
-def test_it_is_the_same_however_the_batch_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_length_does_not_depend_on_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decision 16: it follows from seed and step, whichever samples a process or micro-batch has."""
     drafter = drafter_of(target("llama"), phase="random")
     for step in range(8):
@@ -219,7 +219,7 @@ def test_auto_is_settled_by_the_texts_and_saved(tmp_path: Path) -> None:
     assert EDD().fresh(t).resolve_auto(texts([12], np.random.default_rng(0))) == {}
 
 
-def test_what_is_committed_is_read_when_something_is_drafted(
+def test_committed_tokens_are_read_at_the_next_draft(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = tiny_target()

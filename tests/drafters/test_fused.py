@@ -158,7 +158,7 @@ def logs(q: list[list[float]]) -> Floats:
 # Merging.
 
 
-def test_finds_have_their_value_and_the_guides_others_share_the_rest() -> None:
+def test_hits_keep_their_value_and_other_tokens_share_the_rest() -> None:
     guide = Candidates(np.array([[4, 2, 7]]), logs([[0.5, 0.3, 0.1]]))
     out = merge_hits(guide, [find([[2, 9]], [[0.6, 0.2]], [[0.3, 0.05]])], 4)
     assert out.tokens.tolist() == [[2, 9, 4, 7]]
@@ -182,7 +182,7 @@ def test_where_nothing_was_found_the_guide_is_left_bit_for_bit() -> None:
     assert out.sources[1].tolist() == [0, 0, 0]
 
 
-def test_of_several_finds_of_a_token_the_largest_value_counts() -> None:
+def test_largest_value_counts_among_hits_of_one_token() -> None:
     first, second = (
         find([[5, 6]], [[0.4, 0.1]], [[0.0, 0.0]], 0, False),
         find([[6, 5]], [[0.3, 0.2]], [[0.0, 0.0]], 1, False),
@@ -216,7 +216,7 @@ def test_ties_go_to_the_earlier_part_and_rank() -> None:
     assert out.sources.tolist() == [[0, 1, 3]]
 
 
-def test_finds_that_promise_too_much_leave_something() -> None:
+def test_hits_never_take_all_probability() -> None:
     guide = Candidates(np.array([[4]]), logs([[0.9]]))
     out = merge_hits(guide, [find([[5, 6]], [[0.9, 0.6]], [[0.05, 0.05]])], 3)
     assert out.tokens.tolist() == [[5, 6, 4]]
@@ -331,7 +331,7 @@ def test_the_tree_remembers_who_proposed_a_node() -> None:
     assert alone.source.tolist() == [-1, 0, 0]
 
 
-def test_what_is_found_costs_no_pass_and_is_not_searched_for_twice() -> None:
+def test_retrieval_hits_cost_no_pass_and_are_searched_once() -> None:
     class Counted(Given):
         asked = 0
 
@@ -368,7 +368,7 @@ def test_what_is_found_costs_no_pass_and_is_not_searched_for_twice() -> None:
     )  # nothing costs a pass
 
 
-def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> None:
+def test_hits_of_whole_subtrees_are_valued_and_learnt_as_by_layers() -> None:
     text, drawing = np.array([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1]), Drawing(Draw.POINT)
     search = SuffixDrafter(Suffix())
     drafter = FusedDrafter([Given({7: 0.6}, vocab=9), search])
@@ -492,7 +492,7 @@ def test_trust_follows_what_was_accepted(right: bool) -> None:
         ), "as the guide alone"
 
 
-def test_what_was_learnt_is_carried_on_and_rows_are_put_together() -> None:
+def test_learnt_weights_are_carried_on_and_sequences_are_joined() -> None:
     drafter = FusedDrafter([Given({4: 0.5}, vocab=9), Given({6: 0.5})])
     _, state = asked(drafter, begun(drafter, rows=2))
     verdict = AcceptResult(
@@ -623,7 +623,7 @@ def test_copying_gains() -> None:
     assert steps[2] > max(steps[:2])
 
 
-def test_what_is_found_without_a_pass_is_counted() -> None:
+def test_hits_without_a_pass_are_counted() -> None:
     drafter = FusedDrafter((TableDrafter(torch.full((4, 4), 0.25)), PLDDrafter(PLD())))
     asked, layered = (
         [

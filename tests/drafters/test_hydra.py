@@ -151,7 +151,7 @@ def test_half_precision_does_not_round_the_positions() -> None:
     assert not torch.equal(frequencies, frequencies.half().float())
 
 
-def test_it_reads_the_last_hidden_state_alone() -> None:
+def test_drafter_reads_the_last_hidden_state_alone() -> None:
     assert drafter_of(target("llama")).needs == HiddenStateSpec(hidden=(LAST,))
 
 
@@ -386,7 +386,7 @@ def broken(change: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
         "no-heads",
     ],
 )
-def test_what_does_not_fit_is_named(tensors: dict[str, Tensor], told: str, tmp_path: Path) -> None:
+def test_unfitting_tensors_are_named(tensors: dict[str, Tensor], told: str, tmp_path: Path) -> None:
     published(tmp_path, tensors)
     with pytest.raises(UserError, match=told):
         Hydra(str(tmp_path)).open(target("llama"))

@@ -334,7 +334,7 @@ def test_a_file_keeps_its_name(tmp_path: Path) -> None:
     ]
 
 
-def test_of_a_merged_model_only_the_heads_are_read(tmp_path: Path) -> None:
+def test_merged_model_gives_its_heads_alone(tmp_path: Path) -> None:
     sharded(tmp_path, official())
     (tmp_path / "model-0.safetensors").unlink()
     assert Medusa(str(tmp_path)).open(target("llama")).knobs.heads == 5
@@ -409,7 +409,7 @@ def broken(change: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
     ],
     ids=["missing", "linear-missing", "foreign", "mis-shaped", "width", "vocabulary", "no-heads"],
 )
-def test_what_does_not_fit_is_named(tensors: dict[str, Tensor], told: str, tmp_path: Path) -> None:
+def test_unfitting_tensors_are_named(tensors: dict[str, Tensor], told: str, tmp_path: Path) -> None:
     v13(tmp_path, tensors)
     with pytest.raises(UserError, match=told):
         Medusa(str(tmp_path)).open(target("llama"))
@@ -423,6 +423,6 @@ def test_heads_over_part_of_the_vocabulary_are_refused(tmp_path: Path) -> None:
         Medusa(str(tmp_path)).open(target("llama"))
 
 
-def test_it_reads_the_last_hidden_state_alone() -> None:
+def test_drafter_reads_the_last_hidden_state_alone() -> None:
     assert drafter_of(target("llama")).needs == HiddenStateSpec(hidden=(LAST,))
     assert isinstance(drafter_of(target("llama")).model, nn.ModuleList)

@@ -216,9 +216,7 @@ def test_published_layers_are_transformers_own(names: str, count: int, tmp_path:
     assert forward_parity.largest_difference(target, drafter, tokens, 4, 1) < PRECISION
 
 
-def test_of_several_layers_behind_the_last_the_first_may_be_taken(
-    deepseek: Path, tmp_path: Path
-) -> None:
+def test_first_of_several_carried_layers_may_be_taken(deepseek: Path, tmp_path: Path) -> None:
     tensors = load_file(deepseek / "model.safetensors")
     tensors |= {
         k.replace("layers.3.", "layers.4."): 0 * v for k, v in tensors.items() if "layers.3." in k

@@ -156,7 +156,7 @@ def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(
         ({}, "layers.1.mlp.up_proj.weight", "missing tensors: layers.1.mlp.up_proj.weight"),
     ],
 )
-def test_what_does_not_fit_is_named_in_a_line(
+def test_unfitting_config_entries_are_named_in_a_line(
     config: dict[str, Any], tensor: str | None, told: str, tmp_path: Path
 ) -> None:
     t = target("llama")

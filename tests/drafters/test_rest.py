@@ -139,7 +139,7 @@ def test_siblings_stand_in_the_order_of_their_frequency() -> None:
     assert (trie.first[0], trie.children.tolist()) == (1, [3, 2, 0, 1, 0, 0, 0])
 
 
-def test_of_many_matches_those_are_taken_that_lie_evenly_among_all() -> None:
+def test_many_matches_are_sampled_evenly() -> None:
     documents = [[0, 1, token] for token in range(2, 100) for _ in range(10)]
     corpus = index_documents([np.array(d) for d in documents], 100)
     n, low, high = search(corpus.tokens, corpus.suffixes, np.array([0, 1]), 16, 2)
@@ -285,7 +285,7 @@ def test_a_text_that_stands_in_the_corpus_is_written_in_fewer_passes() -> None:
     assert written.stats.acceptance_length > 4
 
 
-def test_it_is_described_without_its_folder_and_with_its_size() -> None:
+def test_description_has_the_size_and_not_the_folder() -> None:
     model = drafter([[0, 1, 2]], REST(datastore="somewhere"))
     assert "somewhere" not in model.described
     assert "4 tokens" in model.described
@@ -299,7 +299,7 @@ def test_without_a_datastore_it_says_how_to_build_one() -> None:
         REST().open(TARGET)
 
 
-def test_what_is_built_knows_no_settings_and_needs_tokens(tmp_path: Path) -> None:
+def test_datastore_has_no_settings_and_needs_tokens(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="unknown setting of a datastore for 'rest' 'order'"):
         REST.build([np.array([1])], 4, tmp_path, {"order": "3"}, print)
     with pytest.raises(UserError, match="the corpus is empty"):

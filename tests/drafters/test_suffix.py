@@ -130,7 +130,7 @@ def test_the_longest_pattern_is_not_the_draft_if_a_shorter_one_promises_more() -
     assert drafted(more, Suffix(factor=1)) == pytest.approx({(7,): 21 / 26})
 
 
-def test_what_is_less_likely_than_told_is_not_drafted() -> None:
+def test_continuations_below_least_are_not_drafted() -> None:
     text = [1, 2] * 8 + [1, 3] * 2 + [1]
     assert drafted(text, Suffix(longest=1, factor=9, length=1)) == pytest.approx(
         {(2,): 0.8, (3,): 0.2}
@@ -282,7 +282,7 @@ def test_the_order_is_that_of_the_texts_read_backwards(tokens: list[int], longes
     assert sorted(order.tolist()) == followed
 
 
-def test_of_too_many_places_those_with_the_longest_match_count() -> None:
+def test_longest_matches_count_among_too_many_places() -> None:
     # Behind 9 there stands 1 three times, each time after a 5, and 2 twenty times; only four places
     # are looked at: the three of the longer match, and of the others the latest.
     text = [5, 9, 1] * 3 + [9, 2] * 20 + [5, 9]
@@ -304,7 +304,7 @@ def test_of_too_many_places_those_with_the_longest_match_count() -> None:
 
 @settings(deadline=None)
 @given(TEXT.filter(len), st.lists(TEXT, min_size=3, max_size=8), st.integers(1, 5))
-def test_of_many_blocks_the_longest_matches_are_taken(
+def test_longest_matches_of_many_blocks_are_taken(
     text: list[int], documents: list[list[int]], most: int
 ) -> None:
     memory, whole = Outputs.empty(), np.array(text, np.int32)
@@ -391,7 +391,7 @@ def values(tree: Tree, start: int) -> dict[Path, float]:
     st.integers(1, 6),
     st.lists(st.integers(0, 2), max_size=2, unique=True),
 )
-def test_one_call_finds_what_layers_find(
+def test_one_call_finds_the_same_as_calls_by_layer(
     text: list[int],
     documents: list[list[int]],
     knobs: Suffix,

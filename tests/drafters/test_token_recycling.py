@@ -100,7 +100,7 @@ def test_lines_replace_what_a_token_had_and_earlier_versions_stay() -> None:
     assert third.look_up(ints(7, 5))[0].tolist() == [[3, 4], [8, 1]]
 
 
-def test_of_equal_tokens_the_last_line_counts() -> None:
+def test_last_line_of_equal_tokens_counts() -> None:
     table = Adjacency.empty(12, 2).plus(ints(5, 3, 5), np.array([[1, 2], [3, 4], [6, 7]]))
     assert table.look_up(ints(5, 3))[0].tolist() == [[6, 7], [3, 4]]
     assert len(table) == 2
@@ -378,7 +378,7 @@ def steps(prompts: list[list[int]]) -> list[tuple[int, int]]:
     ]
 
 
-def test_what_a_text_taught_helps_the_next_one() -> None:
+def test_learnt_successors_help_the_next_text() -> None:
     lengths = {}
     for session in (True, False):
         drafter = TokenRecyclingDrafter(TokenRecycling(session=session, prompt=False), 12)

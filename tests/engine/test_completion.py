@@ -444,7 +444,7 @@ NO_PROMPTS = [
 
 
 @pytest.mark.parametrize("prompt", NO_PROMPTS, ids=str)
-def test_what_is_no_prompt_is_told_in_one_line(engine: Engine, prompt: Any) -> None:
+def test_invalid_prompts_are_refused_in_one_line(engine: Engine, prompt: Any) -> None:
     with pytest.raises(
         UserError, match=r"^the prompt is .*, allowed is a text, ids in one row, or messages that"
     ):

@@ -223,7 +223,7 @@ def test_a_missing_file_of_costs_is_told() -> None:
         CostTable.load(Path("nowhere.json"))
 
 
-def test_one_file_is_for_all_drafters_or_there_is_one_for_each(tmp_path: Path) -> None:
+def test_cost_files_are_for_all_drafters_or_one_for_each(tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.json" for i in range(3)]
     tables = [CostTable((replace(SHORT, commit=float(i)),)) for i in range(3)]
     for table, path in zip(tables, paths, strict=True):

@@ -221,7 +221,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_no_target_is_told_in_a_line(name: str) -> None:
+def test_invalid_targets_are_refused_in_a_line(name: str) -> None:
     make, told = MODELS[name]
     with pytest.raises(UserError, match=told) as found:
         load(make(), "pld", "chain")
@@ -316,7 +316,7 @@ def test_each_text_of_a_list_is_the_one_that_it_would_be_alone(
             assert [one.token for one in done.logprobs] == [one.token for one in alone.logprobs]
 
 
-def test_one_seed_has_one_text_wherever_its_prompt_stands(engine: Engine) -> None:
+def test_text_of_a_seed_does_not_depend_on_its_place_in_the_list(engine: Engine) -> None:
     first, other, second = engine.complete(["ab", "x", "ab"], temperature=1.5, seed=3, **SMALL)
     assert first.tokens == second.tokens != other.tokens
 

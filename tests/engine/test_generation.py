@@ -249,7 +249,7 @@ def test_a_processor_that_forbids_every_token_is_named(
         engine.generate(**padded(TEXTS[:rows]), max_new_tokens=5, do_sample=sampled, **options)
 
 
-def test_what_is_forbidden_behind_the_end_of_a_text_does_not_matter() -> None:
+def test_processors_after_the_end_of_a_text_do_not_matter() -> None:
     """A draft may reach beyond the token at which a criterion ends the text."""
     forbidding = Forbidding(len(TEXTS[0]) + 7)
     same(
@@ -820,7 +820,7 @@ REFUSALS: Mapping[str, tuple[Options, str]] = {
 @pytest.mark.filterwarnings("default:Using the model-agnostic default")
 @pytest.mark.parametrize("how", ["hook", "engine"])
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_be_honoured_is_refused_by_name(name: str, how: str) -> None:
+def test_unsupported_options_are_refused_by_name(name: str, how: str) -> None:
     options, message = REFUSALS[name]
     options = {
         "input_ids": torch.tensor([[3, 8, 8]]),
@@ -840,7 +840,7 @@ def test_every_refused_option_has_a_test() -> None:
     }
 
 
-def test_what_transformers_keeps_from_a_hook_the_engine_refuses() -> None:
+def test_options_that_transformers_hides_from_a_hook_are_refused() -> None:
     engine = Engine(target("llama"), Never([[3]], VOCAB), POLICY)
     for options, message in (
         ({"assistant_model": model()}, "assistant_model is given"),

@@ -504,7 +504,7 @@ def test_a_lock_is_asked_for_again_by_its_thread_and_leaves_nothing(tmp_path: Pa
     assert not out.exists()
 
 
-def test_what_a_killed_process_left_half_written_goes_with_the_next_lock(tmp_path: Path) -> None:
+def test_half_written_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     for name in (".a.1.partial", ".b.22.partial", "a.1.partial", "regenerated.partial"):
         (tmp_path / name).touch()
     (tmp_path / ".a.3.partial").mkdir()
@@ -718,9 +718,7 @@ def numbers(path: Path) -> None:
     numbers,
     lambda path: path.write_bytes(bytes(400_000)),
 ], ids=["torch", "safetensors", "numpy", "bytes"])  # fmt: skip
-def test_whatever_library_writes_a_full_disk_is_an_error_of_the_system(
-    write: Callable[[Path], Any], disk
-) -> None:
+def test_full_disk_is_a_system_error_for_every_library(write: Callable[[Path], Any], disk) -> None:
     out, of = disk
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     of(65536)()
@@ -736,7 +734,7 @@ def test_whatever_library_writes_a_full_disk_is_an_error_of_the_system(
     assert list(out.iterdir()) == []
 
 
-def test_what_is_not_the_disks_fault_stays_what_it_is(tmp_path: Path) -> None:
+def test_other_errors_are_not_blamed_on_the_disk(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="a bug"), files.replace_file(tmp_path / "file"):
         raise RuntimeError("a bug")
     with (

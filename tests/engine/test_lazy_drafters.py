@@ -200,7 +200,7 @@ def test_a_long_wait_is_read_in_parts(
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
-def test_of_a_long_wait_a_single_layer_makes_keys_and_values_alone(
+def test_single_layer_computes_keys_and_values_alone_after_a_long_wait(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = waiting(method)

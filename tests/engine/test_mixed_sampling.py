@@ -43,7 +43,7 @@ def test_rows_of_all_temperatures_are_written_as_each_alone(
     assert engine.write(requests[::-1], reuse=False).tokens == alone[::-1]
 
 
-def test_one_sampling_for_all_takes_the_place_of_each_ones_own(requests: list[Request]) -> None:
+def test_common_sampling_replaces_that_of_each_request(requests: list[Request]) -> None:
     target = tiny_target()
     engine = Engine(target, part("drafter", "pld")().example(target), PCT())
     greedy = [engine.plain([Request(r.prompt, r.max_new_tokens)]).tokens[0] for r in requests]

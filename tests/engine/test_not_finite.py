@@ -157,7 +157,7 @@ def torn(vocab: int, wrong: str, seed: int = 2) -> Tensor:
     "wrong", [w if w == "mixed" else pytest.param(w, marks=pytest.mark.long) for w in WRONG]
 )
 @pytest.mark.parametrize("policy", names("policy"))
-def test_what_is_not_finite_counts_as_nothing_found(policy: str, wrong: str) -> None:
+def test_values_that_are_not_finite_give_no_candidates(policy: str, wrong: str) -> None:
     """Under every rule, beside nodes after which everything is as it should be; and fused with a search."""
     table = TableDrafter(torn(61, wrong))
     for drafter in (table, FusedDrafter([table, Suffix().open(target())])):

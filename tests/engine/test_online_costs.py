@@ -276,7 +276,7 @@ def learner(path: Path, size: Size = FLAT) -> Learner:
     return Learner(path, {"device": "a"}, {"target": size}, lambda: SPEED)
 
 
-def test_what_was_learnt_is_kept_for_the_next_process(tmp_path: Path) -> None:
+def test_learnt_costs_are_kept_for_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
     first = learner(path)
     for _ in range(20):
@@ -612,7 +612,7 @@ def test_a_table_has_what_was_learnt_up_to_now(target: Target) -> None:
     assert costs.table().entries[0].target[1] == pytest.approx(3 * before, rel=0.05)
 
 
-def test_what_is_read_from_disk_gives_the_same_costs(target: Target) -> None:
+def test_costs_read_from_disk_are_the_same(target: Target) -> None:
     drafter = PLD().open(target)
     first = settled_costs(target, drafter)
     cost_estimate._LEARNERS.clear()  # as in another process

@@ -9,7 +9,7 @@ from draftree.online_logistic import CURVATURE, FORGETTING_RATE, Logistic
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(0, 20))
-def test_a_step_is_newtons(seed: int, width: int, examples: int) -> None:
+def test_step_is_newtons(seed: int, width: int, examples: int) -> None:
     rng, known = np.random.default_rng(seed), Logistic.around(*np.linspace(-1, 1, width), prior=3.0)
     for _ in range(3):
         x, true = rng.normal(size=(examples, width)), rng.random(examples) < 0.3
@@ -23,14 +23,12 @@ def test_a_step_is_newtons(seed: int, width: int, examples: int) -> None:
         assert known.weights == pytest.approx(weights)
 
 
-def test_what_was_certain_and_wrong_moves_the_weights_no_further_than_its_curvature_allows() -> (
-    None
-):
+def test_newton_step_is_bounded_by_curvature() -> None:
     sure = Logistic.around(800.0, prior=1.0).learn(np.ones((1, 1)), np.array([False]))
     assert sure.weights.tolist() == pytest.approx([800 - 1 / (1 + CURVATURE)])
 
 
-def test_it_learns_what_is_true() -> None:
+def test_weights_converge_to_the_true_ones() -> None:
     rng, known = np.random.default_rng(0), Logistic.around(0.0, 0.0, prior=1.0)
     for _ in range(300):
         x = np.stack((np.ones(8), rng.normal(size=8)), axis=-1)

@@ -431,7 +431,7 @@ def test_one_model_is_kept_between_calls_by_its_name() -> None:
         "e.generate(IDS, max_tokens=3, max_new_tokens=4)",
     ],
 )
-def test_what_means_nothing_is_refused(names: dict[str, Any], call: str) -> None:
+def test_options_without_meaning_are_refused(names: dict[str, Any], call: str) -> None:
     with pytest.raises((draftree.UserError, IndexError, AttributeError)):
         eval(call, names)
 

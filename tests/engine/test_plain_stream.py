@@ -88,7 +88,7 @@ def test_a_request_may_come_of_a_text_before_it() -> None:
     )
 
 
-def test_what_cannot_be_served_is_refused() -> None:
+def test_unservable_requests_are_refused() -> None:
     target = tiny_target()
     with pytest.raises(UserError, match="the prompt is empty"):
         list(plain_stream(target, [Request([], 3)]))

@@ -84,7 +84,7 @@ def test_a_drafter_of_one_file_passes_conformance(bigram: None) -> None:
     assert suite.coverage.accepted.keys() >= {0, 1, 2, 3}
 
 
-def test_it_is_a_name_like_all_others(
+def test_plugin_names_work_like_all_others(
     bigram: None, draftree: Callable[..., tuple[int, str, str]]
 ) -> None:
     built = registry.build("drafter", "bigram:trust=0.25")
@@ -217,7 +217,7 @@ def test_a_broken_drafter_leaves_folders_to_those_that_know_them(
         registry.build("drafter", str(folder))
 
 
-def test_what_ships_keeps_its_name_and_a_clash_is_told(
+def test_shipped_parts_keep_their_names_and_clashes_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Callable[..., tuple[int, str, str]]
 ) -> None:
     for package in ("one", "two"):

@@ -131,7 +131,7 @@ def test_a_plus_in_a_path_that_exists_fuses_nothing(tmp_path: Path) -> None:
         ("+", "has a '\\+' with nothing on one side"),
     ],
 )
-def test_what_is_wrong_in_a_fusion_is_named(spec: str, told: str) -> None:
+def test_mistakes_in_a_fusion_are_named(spec: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         registry.build("drafter", spec)
 

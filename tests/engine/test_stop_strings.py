@@ -111,7 +111,9 @@ def test_the_stop_text_that_is_complete_first_is_found(
         ((), "a", 0),
     ],
 )
-def test_what_may_begin_a_stop_text_is_held(texts: tuple[str, ...], text: str, held: int) -> None:
+def test_possible_beginnings_of_a_stop_string_are_held_back(
+    texts: tuple[str, ...], text: str, held: int
+) -> None:
     assert StopStrings(texts).held(text) == held
 
 
@@ -156,7 +158,7 @@ def test_a_special_token_stops_by_its_id() -> None:
     assert ("".join(map(pieces.add, [*text, 2])), pieces.stop) == ("ab", "<|user|>")
 
 
-def test_what_stands_in_the_prompt_stops_nothing() -> None:
+def test_stop_strings_in_the_prompt_stop_nothing() -> None:
     prompt, rest = encode(BYTES, "stop sto"), encode(BYTES, "p")
     ends = StopTexts(BYTES, StopStrings(("stop",)), len(prompt))
     assert not ends(torch.tensor([[*prompt, *rest]]))

@@ -84,7 +84,7 @@ def test_categories_are_the_benchmarks_own(tmp_path: Path) -> None:
         ("gsm8k", None, "holds no prompts"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_status_2(
+def test_malformed_rows_end_with_one_line_and_status_2(
     name: str, row: Any, told: str, tmp_path: Path, capsys
 ) -> None:
     path = file(tmp_path, *([row] if row else []))

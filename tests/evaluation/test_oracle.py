@@ -30,7 +30,7 @@ def text(prompt: list[int], tokens: int) -> tuple[TokenText, list[int]]:
 @pytest.mark.parametrize(
     ("script", "known"), [(Always, lambda n: min(n, oracle.MAX_REACH)), (Never, lambda n: 0)]
 )
-def test_what_is_always_right_reaches_the_end_and_what_never_is_nowhere(script, known) -> None:
+def test_perfect_drafter_reaches_the_end_and_a_wrong_one_accepts_nothing(script, known) -> None:
     target, (one, plan) = tiny_target(), text([3, 1, 4], 30)
     (reach,), _ = oracle.correct_tokens(target, script([plan], 61), [one])
     assert reach.tolist() == [known(n) for n in range(29, 0, -1)]

@@ -97,7 +97,7 @@ def test_a_drafter_of_no_demo_is_replayed_step_by_step(target: Target, name: str
         assert any(step.nodes for step in found.stats.steps) or name in ("rest", "aded")
 
 
-def test_what_needs_passes_of_the_target_is_refused(target: Target) -> None:
+def test_methods_that_need_target_passes_are_refused(target: Target) -> None:
     request = Request([5, 6, 7], 8)
     text = TokenText(np.array([5, 6, 7, 8, 9, 10]), 3)
     with pytest.raises(UserError, match="probes"):
@@ -206,7 +206,7 @@ def test_a_broken_recording_is_recorded_again_or_told(target: Target, tmp_path: 
      ("token_recycling trie", "drafter 'token_recycling' cannot be replayed: it reads what was not accepted"),
      ("lookahead+pld trie", "drafter 'lookahead+pld' cannot be replayed")],
 )  # fmt: skip
-def test_what_hangs_on_more_than_the_text_is_refused_by_name(
+def test_parts_that_read_more_than_the_text_are_refused_by_name(
     pair: str, told: str, tmp_path: Path, quick: None, capsys
 ) -> None:
     asked = [

@@ -50,7 +50,7 @@ class Clock:
         return call
 
 
-def test_what_is_inside_is_not_counted_twice() -> None:
+def test_nested_phases_are_not_counted_twice() -> None:
     seconds: dict[str, float] = {}
     sleep()  # nobody records
     with record_phases(seconds):

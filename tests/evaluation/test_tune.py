@@ -41,7 +41,7 @@ def search(target: Target, folder: Path, policy: str) -> OptionSearch:
     )
 
 
-def test_what_is_tried_follows_from_a_knobs_type_range_and_default() -> None:
+def test_tried_values_follow_from_type_range_and_default() -> None:
     found = search_space(build("policy", "pct"))
     assert found["width"] == ("whole", 1, 20)
     assert found["gain"] == ("choice", [False, True], None)

@@ -268,7 +268,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_named(case: str, tmp_path: Path) -> None:
+def test_unfitting_checkpoints_are_refused_in_a_line(case: str, tmp_path: Path) -> None:
     (method, config, tensors), told = WRONG[case]
     stored(tmp_path, config, tensors)
     with pytest.raises(UserError, match=told) as raised:
@@ -347,7 +347,7 @@ def test_a_drafter_of_ours_is_exported_and_read_again(
     assert json.loads(said)["baseline"]["same_output"] is True
 
 
-def test_what_was_done_is_told_in_a_line(draftree, tmp_path: Path) -> None:
+def test_export_is_reported_in_a_line(draftree, tmp_path: Path) -> None:
     path, *_ = there(EAGLE_1, tmp_path / "there")
     (tmp_path / "out").mkdir()
     status, said, err = draftree("export", path, "--format", "eagle", "--out", tmp_path / "out")

@@ -41,7 +41,7 @@ def test_the_command_lists_them(draftree: Callable[..., tuple[int, str, str]]) -
     assert "nobody/knows" in err
 
 
-def test_what_is_shipped_can_be_opened() -> None:
+def test_shipped_drafters_have_folders() -> None:
     assert ("demo", "edd") in shipped()
     assert all(shipped_folder(target, method) for target, method in shipped())
     assert {target for target, _ in shipped("demo")} == {"demo"}

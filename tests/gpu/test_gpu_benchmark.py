@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
 
 
 @pytest.mark.long
-def test_it_goes_on_and_writes_a_machine_file(tmp_path: Path) -> None:
+def test_benchmark_resumes_and_writes_a_machine_file(tmp_path: Path) -> None:
     run = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--device", "cpu", "--small"]
     first = subprocess.run(run, capture_output=True, text=True, check=True)
     assert "this is no GPU" in first.stdout

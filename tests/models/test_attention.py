@@ -152,7 +152,7 @@ class Mixer(LlamaAttention):
     """What is not called an attention."""
 
 
-def test_what_cannot_be_measured_is_told() -> None:
+def test_unmeasurable_models_are_refused() -> None:
     decoder = tiny_target().decoder
     for nothing in ([], [np.array([3])]):
         with pytest.raises(UserError, match="texts of at least 2 tokens"):

@@ -54,7 +54,7 @@ def from_roots(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
         (lambda n: n, Widths(1, 8, 8)),
     ],
 )
-def test_what_changes_with_the_width_is_found(
+def test_layers_that_change_with_the_width_are_found(
     change: Callable[[int], int], wanted: Widths | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(invariant_widths, "MIN_COMPARED_ENTRIES", 3)  # every entry changes
@@ -239,7 +239,7 @@ def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
     assert first_variant_layer(decoder) == "from layer 2 on (Qwen3MoeDecoderLayer)"
 
 
-def test_what_cannot_be_brought_to_it_is_refused_by_name() -> None:
+def test_models_that_cannot_be_invariant_are_refused_by_name() -> None:
     class Odd(nn.Linear):
         def forward(self, rows: Tensor) -> Tensor:
             return super().forward(rows) + torch.arange(rows.shape[-2])[:, None]

@@ -102,7 +102,7 @@ def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
         load(exactness="bits")
 
 
-def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(
+def test_probed_widths_are_cached_and_a_broken_cache_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
@@ -222,7 +222,7 @@ def test_other_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bits(engine, request)
 
 
-def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
+def test_models_without_reproducible_bits_stay_unless_requested(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(

@@ -122,7 +122,7 @@ def test_a_folder_without_a_model_is_a_users_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_known_of_a_model(name: str) -> None:
+def test_properties_of_a_model_are_read(name: str) -> None:
     decoder, config = Decoder(model(name)), model(name).config
     assert (decoder.vocab, decoder.hidden, decoder.context, len(decoder.layers)) == (
         VOCAB,

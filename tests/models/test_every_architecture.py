@@ -57,7 +57,7 @@ def refusal(kind: str) -> str:
 @pytest.mark.parametrize(
     "kind", [t if t in SOME else pytest.param(t, marks=pytest.mark.long) for t in TYPES]
 )
-def test_what_is_not_refused_is_exact(kind: str) -> None:
+def test_every_accepted_architecture_is_exact(kind: str) -> None:
     if kind in NOT_BUILT:
         pytest.skip(NOT_BUILT[kind])
     if told := refusal(kind):

@@ -92,7 +92,7 @@ def test_a_gate_keeps_bits_wherever_a_number_lies() -> None:
         )
 
 
-def test_what_is_another_norm_stays() -> None:
+def test_other_norms_are_not_replaced() -> None:
     class OtherRMSNorm(LlamaRMSNorm):
         def forward(self, hidden_states: Tensor) -> Tensor:
             return super().forward(hidden_states) * 1.01

@@ -101,7 +101,7 @@ def test_texts_are_those_of_sdpa() -> None:
     assert written[0] == written[1]
 
 
-def test_it_is_taken_on_a_gpu_for_heads_that_share(
+def test_grouped_attention_is_chosen_on_a_gpu_for_shared_heads(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = str(target_folder(tmp_path / "t"))

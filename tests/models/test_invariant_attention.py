@@ -40,7 +40,9 @@ def hidden(dtype: torch.dtype) -> float:
         (192, 128, {"position_bias": drawn(9, 1, 6, 40, 150)}),
     ],
 )
-def test_it_is_attention(dtype: torch.dtype, width: int, values: int, more: dict[str, Any]) -> None:
+def test_invariant_attention_is_near_eager_attention(
+    dtype: torch.dtype, width: int, values: int, more: dict[str, Any]
+) -> None:
     q, k, v = (
         drawn(i, 2, heads, n, w, dtype=dtype)
         for i, (heads, n, w) in enumerate([(6, 40, width), (2, 150, width), (2, 150, values)])
@@ -121,7 +123,7 @@ def test_a_querys_bits_do_not_depend_on_company(
             assert torch.equal(alone[0, 0], whole[row, i])
 
 
-def test_what_sees_nothing_is_no_nan_and_dropout_is_refused() -> None:
+def test_query_without_keys_gives_no_nan_and_dropout_is_refused() -> None:
     q = drawn(0, 1, 2, 3, 8)
     for dtype in (*DTYPES, torch.float64):
         one = q.to(dtype)

@@ -159,7 +159,7 @@ def test_weights_of_a_file_are_in_memory_once(
         assert torch.equal(mine.hidden[0], theirs.hidden[0])
 
 
-def test_what_is_not_for_it() -> None:
+def test_packable_weights_are_told_from_others() -> None:
     assert can_pack(torch.zeros(3, 4), None)
     assert can_pack(torch.zeros(3, 5, dtype=torch.float16), None)
     assert not can_pack(torch.zeros(3, 4, dtype=torch.float64), None)

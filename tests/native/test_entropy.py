@@ -21,7 +21,7 @@ def summed(logs: Tensor, top: int) -> np.ndarray:
 @pytest.mark.parametrize("width", [1, 5, 17, 900, 4096])
 @pytest.mark.parametrize("top", [1, 4, 1000])
 @pytest.mark.parametrize("scale", [0.5, 3.0, 20.0])
-def test_it_is_what_torch_sums(width: int, top: int, scale: float) -> None:
+def test_entropy_is_the_sum_of_torch(width: int, top: int, scale: float) -> None:
     logs = torch.log_softmax(
         scale * torch.randn(6, width, generator=torch.Generator().manual_seed(width + top)), dim=-1
     )

@@ -41,7 +41,7 @@ def test_log_q_is_that_of_float64(variant: str, width: int, dtype: torch.dtype) 
         assert (abs(log_q - top) <= bound).all()
 
 
-def test_of_equal_tokens_the_lower_comes_first(variant: str) -> None:
+def test_lower_of_equal_tokens_comes_first(variant: str) -> None:
     given = torch.zeros(2, 300)
     given[1, 200:] = 1.0
     tokens, log_q, _ = top_of(given, 4)

@@ -100,7 +100,7 @@ def test_a_capped_layer_keeps_its_best() -> None:
     ]
 
 
-def test_of_equals_the_lower_number_goes_on() -> None:
+def test_lower_number_of_equal_nodes_goes_on() -> None:
     level = always(*[0.25] * 4)
     assert paths(grown(Beam(2, 3, survivors=False), level)) == [
         (0,),

@@ -91,7 +91,7 @@ def test_the_papers_bins_and_the_ablation_written_out(p: list[float]) -> None:
     assert CAPE(bins="4").children(np.array(p)).tolist() == [5] * len(p)
 
 
-def test_it_asks_for_no_more_than_the_largest_set() -> None:
+def test_no_more_candidates_are_requested_than_the_largest_set() -> None:
     rooms = {
         CAPE(): 8,
         CAPE(bins="official"): 8,

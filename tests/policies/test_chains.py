@@ -42,7 +42,7 @@ def test_dyjoint_stops_before_the_path_is_too_unlikely() -> None:
     assert np.exp(tree.score[1:]) == pytest.approx([0.9, 0.36, 0.108])
 
 
-def test_what_equals_the_threshold_stays() -> None:
+def test_node_at_the_threshold_stays() -> None:
     # Powers of two, so that nothing is rounded: .5 at each step; the path's values are .5 .25 .125
     # .0625.
     assert grown(DyMax(0.5, 4), always(0.5)).drafted == 4

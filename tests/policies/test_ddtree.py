@@ -55,7 +55,7 @@ def test_marginals_that_all_parents_share(seed: int, nodes: int) -> None:
     assert sorted(tree.score[1:]) == pytest.approx(sorted(wanted.values()))
 
 
-def test_what_cannot_be_among_the_best_is_not_asked_for() -> None:
+def test_nodes_that_cannot_be_kept_are_not_expanded() -> None:
     # Two nodes of q = .6 .3: of layer 2, .36 beats .3, and of layer 3, .216 beats nothing.
     asked: list[tuple[list[int], int]] = []
     tree = grown(DDTree(2), following(lambda path: np.log([0.6, 0.3]).tolist(), asked))

@@ -189,7 +189,7 @@ def test_nodes_never_visited_are_not_drafted() -> None:
     assert paths(grown(MCTS(iterations=1), following(small(BUSH)))) == {(1,): 0.0}
 
 
-def test_one_way_to_go_on_is_followed_to_the_end() -> None:
+def test_only_continuation_is_followed_to_the_end() -> None:
     # The first of 150 sentences makes the first node only, the second the second; no node of the
     # search lies deeper than 3.
     visits = {1: 150, 2: 149, 3: 148, 4: 148}

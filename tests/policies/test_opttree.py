@@ -47,7 +47,7 @@ def gains(found: dict[Path, float], nodes: int, depth: int) -> list[float]:
 # By hand.
 
 
-def test_it_stops_where_a_layer_adds_too_little() -> None:
+def test_search_stops_where_a_layer_adds_too_little() -> None:
     # Three nodes, q = .6 .3. Layer 1: .6 .3, sum .9. Layer 2 brings .36 .18 | .18 .09: .6 .36 .3,
     # sum 1.26, gain .36. Layer 3, below .36 alone: .216 .108: no better than .3, gain 0. All others
     # can only be worse.
@@ -95,7 +95,7 @@ def test_the_threshold_is_what_a_draft_step_costs_here() -> None:
     )
 
 
-def test_of_equals_the_lower_number_stays() -> None:
+def test_lower_number_of_equal_nodes_stays() -> None:
     assert paths(grown(OPTTree(2, 0.0, 2), always(*[0.25] * 4))) == [(0,), (1,)]
     certain = lambda path: (
         [-1.0, -1.0] if len(path) == 1 else [-9.0, 0.0] if path[1] == 1 else [-5.0, -5.0]

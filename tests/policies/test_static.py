@@ -215,7 +215,7 @@ def test_an_unknown_tree_is_told_with_the_nearest() -> None:
         ([[True]], r"has path \[True\], allowed"),
     ],
 )
-def test_what_is_no_tree_is_refused(tree: object, told: str, tmp_path: Path) -> None:
+def test_invalid_trees_are_refused(tree: object, told: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=told):
         Static(saved(tree, tmp_path))
 

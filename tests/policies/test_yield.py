@@ -437,7 +437,7 @@ def test_sources_are_told_apart() -> None:
     assert memory.calibration(1)(x) == pytest.approx([0.9]), "of another source nothing is known"
 
 
-def test_what_was_learnt_is_kept_by_how_tokens_are_chosen() -> None:
+def test_memory_is_separate_for_greedy_and_sampled_texts() -> None:
     target = table_target(random_table(5, 0), context=60)
     engine = Engine(target, TableDrafter(torch.full((5, 5), 0.2)), Yield(), costs=CPU)
     request = Request([1, 2], 20)
@@ -528,7 +528,7 @@ def test_a_drafter_that_finds_nothing_is_asked_now_and_then() -> None:
     assert 0 < len(asked) - early < 0.2 * 300, "a probe of .05 passes is due every few steps"
 
 
-def test_it_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_recover_after_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     # 200 steps in which nothing is accepted, then a drafter that is always right.
     target = tiny_target(context=400)
     engine = Engine(target, Never([[1]], target.decoder.vocab), Yield(), costs=CPU)
@@ -639,7 +639,7 @@ def test_a_pass_is_worth_all_the_layers_that_it_tells(layers: int, drafted: int)
     assert grown(told, Costs({1: 0.9}, {1: 1.0}), sure(0.8)).drafted == drafted
 
 
-def test_what_is_told_is_asked_for_while_its_value_is_above_the_price() -> None:
+def test_computed_layers_are_read_while_a_node_pays() -> None:
     # A node costs .3: of .8 .64 .512 .41 .33 .26 the sixth does not pay, and what is behind it is
     # not asked for.
     told = Told(lambda _: [np.log(0.8)], 9)

@@ -59,7 +59,7 @@ def test_imports_run_downward_and_in_no_circle(structure: ModuleType, imports: A
         ("odd/thing.py", "", "'odd' stands in no level"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_wrong_imports_are_named(
     structure: ModuleType, tmp_path: Path, file: str, text: str, told: str
 ) -> None:
     source = tmp_path / "draftree"

@@ -228,7 +228,9 @@ def test_the_same_logits_where_norms_are_exact(wide: Path) -> None:
     assert largest(a - run(wide / "target", ids).logits[..., :VOCAB]) < EXACT * largest(a)
 
 
-def test_what_drafters_read_is_the_same_and_the_rest_is_empty(both: tuple[Target, Target]) -> None:
+def test_hidden_states_are_the_same_and_added_dimensions_are_zero(
+    both: tuple[Target, Target],
+) -> None:
     small, large = both
     ids = prompt(small, QUESTIONS[0])
     a, b = passed(small, ids).hidden_states, passed(large, ids).hidden_states

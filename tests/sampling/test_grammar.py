@@ -337,7 +337,7 @@ def test_parser_that_gives_up_says_so_and_goes_on_elsewhere(
         assert allowed(processor, [1]) == [EOS]
 
 
-def test_as_many_texts_are_remembered_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_keeps_the_texts_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar, "MAX_CACHED_NODES", 3)
     processor = constrained("c*")
     for n in range(9):
@@ -414,7 +414,7 @@ def test_byte_fallback_tokens_are_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("canonical", [True, False])
-def test_what_a_tokenizer_cannot_spell_is_not_its_unknown_token(canonical: bool) -> None:
+def test_unspellable_text_is_not_the_unknown_token(canonical: bool) -> None:
     tokens, a = Vocabulary.of(byte_fallback(fallback=False), 7, [1]), 3
     stuck = Constrained(Grammar.regex("aa?é", canonical), tokens, 0)
     assert allowed(stuck, []) == [a]

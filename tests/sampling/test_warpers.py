@@ -85,7 +85,7 @@ def test_top_p_of_equal_scores_leaves_out_the_higher_ids_first(
     assert whole[kept].sum() - whole[kept].min() < p + 1e-12, "none of them could go as well"
 
 
-def test_what_has_just_the_rest_together_is_left_out() -> None:
+def test_tokens_of_exactly_the_remaining_mass_are_left_out() -> None:
     """As transformers does it: of four equal tokens two have the half that is not wanted."""
     scores, step = torch.zeros(1, 4), TopP(0.5)
     for found in (step(NOBODY, scores), on_device(step, scores)):

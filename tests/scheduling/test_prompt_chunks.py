@@ -42,7 +42,7 @@ def test_no_chunk_is_smaller_or_larger_than_allowed() -> None:
     assert sizes_of(1.0, max_batch_tokens=5).budget(False) == 5
 
 
-def test_what_a_shared_pass_takes_more_is_the_chunk_s() -> None:
+def test_chunk_costs_the_added_seconds_of_a_shared_pass() -> None:
     sizes = sizes_of(1e-3, 0.04)
     for _ in range(8):
         sizes.read(100, 0.04 + 0.05, beside=True)

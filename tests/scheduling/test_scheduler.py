@@ -265,7 +265,7 @@ def test_updates_and_handles_tell_the_same_tokens() -> None:
         assert 0 <= handle.stats.waited <= handle.stats.first_token <= handle.stats.seconds
 
 
-def test_what_cannot_be_served_is_refused_at_submission() -> None:
+def test_unservable_requests_are_refused_at_submission() -> None:
     engine = engine_of(max_cache_tokens=20)
     engine.submit(Request([1, 2], 18))
     with pytest.raises(

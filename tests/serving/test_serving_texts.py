@@ -138,7 +138,7 @@ def test_a_forced_call_is_streamed_in_pieces(arguments: str, cut: int) -> None:
     assert (text.finish_reason, text.content) == ("length" if cut else "tool_calls", "")
 
 
-def test_what_only_looks_like_a_call_is_an_answer() -> None:
+def test_text_that_only_looks_like_a_call_is_an_answer() -> None:
     text = AnswerText(splitter(None, ""), TOOLS)
     assert "".join(pieces(text, '{"sum": 3}')) == '{"sum": 3}'
     assert (text.finish_reason, text.calls) == ("stop", ())

@@ -100,7 +100,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_to_be_installed_is_told_in_a_line(
+def test_missing_packages_are_named_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command, case: str
 ) -> None:
     said, method, packages = REFUSED[case]

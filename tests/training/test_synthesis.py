@@ -113,7 +113,9 @@ def test_making_up_goes_on_where_it_stopped(target: Target, tmp_path: Path) -> N
     assert more[:12] == straight
 
 
-def test_what_is_beside_it_or_excluded_is_not_made_up_again(target: Target, tmp_path: Path) -> None:
+def test_existing_and_excluded_questions_are_not_generated_again(
+    target: Target, tmp_path: Path
+) -> None:
     first = made_up(target, tmp_path / "first")
     beside, exclude = tmp_path / "beside.jsonl", tmp_path / "exclude.jsonl"
     beside.write_text(json.dumps({"question": f"  {first[0].upper()}?!", "answer": "x"}))
@@ -236,7 +238,7 @@ LONG = "A robe takes two bolts of blue fiber and half that much white fiber. How
         ({"data": ["a", "b", "c"]}, ["a", "c"]),
     ],
 )
-def test_what_a_row_asks(row: dict[str, Any], texts: list[str]) -> None:
+def test_row_becomes_a_request(row: dict[str, Any], texts: list[str]) -> None:
     assert extract_questions(row, "here") == texts
 
 
@@ -625,7 +627,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("told", REFUSED)
-def test_what_cannot_be_asked_for_is_refused_in_a_line(told: str, tmp_path: Path, capfd) -> None:
+def test_invalid_options_of_generated_data_are_refused_in_a_line(
+    told: str, tmp_path: Path, capfd
+) -> None:
     assert command(*TRAIN, "--out", tmp_path / "out", *REFUSED[told]) == 2
     assert capfd.readouterr().err == f"draftree: {told}\n"
 

@@ -139,7 +139,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(name, stop, samples, tmp
     assert logs[0] == logs[1]
 
 
-def test_what_a_killed_run_logged_after_its_last_save_is_not_logged_twice(
+def test_steps_after_the_last_save_are_logged_once_when_a_killed_run_resumes(
     target, samples, tmp_path
 ) -> None:
     def kill(progress: Progress) -> None:
@@ -429,7 +429,7 @@ def test_a_published_checkpoint_goes_on_as_the_network_it_is(target, tmp_path) -
     assert all(p.dtype == torch.float32 for p in drafter.model.parameters())
 
 
-def test_what_another_run_was_told_of_itself_does_not_resume(target, samples, tmp_path) -> None:
+def test_state_of_a_run_with_other_options_is_not_resumed(target, samples, tmp_path) -> None:
     def interrupt(progress: Progress) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 

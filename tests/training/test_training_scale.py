@@ -284,7 +284,7 @@ def test_processes_share_the_work_of_caching(straight: Path, tmp_path: Path, mon
     assert apart(straight, tmp_path) < CLOSE
 
 
-def test_what_fails_in_one_process_fails_in_all(tmp_path: Path, monkeypatch) -> None:
+def test_failure_of_one_process_ends_all(tmp_path: Path, monkeypatch) -> None:
     def full(self: Shards, shard: int, names: Any) -> None:
         if PartialState().process_index == 1:
             raise OSError(28, "No space left on device")

@@ -27,7 +27,7 @@ from draftree.utils.validated_dataclass import LARGEST
         ({"a": 1.5}, dict[str, float], 0), ({"a": [None]}, dict, None), ([{"a": 1}], list[dict[str, Any]], None),
     ],
 )  # fmt: skip
-def test_what_a_hint_allows_is_taken_as_it_is(
+def test_values_of_the_hinted_type_are_taken_unchanged(
     value: object, hint: Any, least: float | None
 ) -> None:
     assert check_value(value, hint, "x", least) == value
@@ -80,14 +80,14 @@ class Panic(BaseException):
         (ZeroDivisionError(), "t: ZeroDivisionError"), (Panic("broken"), "t: broken"), (MemoryError("much"), "t: much"),
     ],
 )  # fmt: skip
-def test_whatever_another_reader_raises_is_one_line(error: BaseException, told: str) -> None:
+def test_errors_of_other_readers_become_one_line(error: BaseException, told: str) -> None:
     with pytest.raises(UserError) as raised, as_user_error("t"):
         raise error
     assert str(raised.value) == told
 
 
 @pytest.mark.parametrize("error", [UserError("told already"), KeyboardInterrupt(), SystemExit(3)])
-def test_what_was_told_and_what_ends_a_program_stays(error: BaseException) -> None:
+def test_user_errors_and_exits_pass_through(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised, as_user_error("t"):
         raise error
     assert raised.value is error

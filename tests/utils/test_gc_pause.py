@@ -55,12 +55,12 @@ print(sum(id(m) in old for m in made), sum(again) - sum(searched), gc.get_freeze
     return int(found[0]), int(found[1])
 
 
-def test_what_was_loaded_is_old_without_a_search_and_a_few_objects_are_not() -> None:
+def test_loaded_objects_are_frozen_and_few_objects_are_not() -> None:
     assert loaded(MIN_LOADED_OBJECTS + 10_000) == (MIN_LOADED_OBJECTS + 10_000, 0)
     assert loaded(100) == (0, 0)
 
 
-def test_what_somebody_froze_stays_frozen() -> None:
+def test_objects_frozen_by_others_stay_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()

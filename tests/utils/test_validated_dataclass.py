@@ -53,7 +53,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "told"), WRONG)
-def test_what_is_not_allowed_is_told_in_one_wording(wrong: dict[str, Any], told: str) -> None:
+def test_invalid_values_are_reported_in_one_wording(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as error:
         Shelf(**wrong)
     assert str(error.value) == told
@@ -97,7 +97,7 @@ def test_a_text_of_no_such_value_is_refused_by_the_dataclass(text: str) -> None:
         Shelf(**parse_options([text], Shelf, "a shelf"))
 
 
-def test_what_is_no_key_is_told_with_those_that_are() -> None:
+def test_unknown_keys_are_reported_with_the_known_ones() -> None:
     with pytest.raises(
         UserError, match="'boards' is not key=value; keys of a shelf: boards, books"
     ):

@@ -260,7 +260,7 @@ def test_a_text_that_ends_within_a_step_has_no_bonus() -> None:
     assert drawn(step)[-2:] == ["│ └ ✓ d 20/10 ▸ e 100/10", "└ f 25/25"]
 
 
-def test_of_several_rows_the_first_is_shown() -> None:
+def test_first_of_several_sequences_is_shown() -> None:
     tree = grown(rows=3)
     watch = Watch(TOKENIZER)
     watch([prefilled(), prefilled(1)])
