@@ -48,11 +48,14 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def in_a_moment() -> Iterator[None]:
     """What a program times before it goes on, costs of passes and of kernels, is timed in a few rounds."""
+    from draftree import measure_costs  # not in the process that only hands tests out
+    from draftree.utils import hardware
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.measure_costs.MAX_SECONDS", 0.01)
-        patch.setattr("draftree.measure_costs.MEASURED_CONTEXTS", (32,))
-        patch.setattr("draftree.utils.hardware.MAX_TIMING_SECONDS", 0.01)
-        patch.setattr("draftree.utils.hardware.ROUNDS_RANGE", (1, 2))
+        patch.setattr(measure_costs, "MAX_SECONDS", 0.01)
+        patch.setattr(measure_costs, "MEASURED_CONTEXTS", (32,))
+        patch.setattr(hardware, "MAX_TIMING_SECONDS", 0.01)
+        patch.setattr(hardware, "ROUNDS_RANGE", (1, 2))
         yield
 
 

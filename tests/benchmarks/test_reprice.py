@@ -134,7 +134,7 @@ def test_other_costs_give_other_figures_and_refuse_what_reads_them(
     assert "did you mean 'pct'?" in capsys.readouterr().err
 
 
-def test_what_cannot_be_recounted_is_told(saved: Path, tmp_path: Path, capsys) -> None:
+def test_results_that_cannot_be_repriced_are_refused(saved: Path, tmp_path: Path, capsys) -> None:
     result, out = result_rows.read_result(saved), tmp_path / "old.json"
     for change, told in (
         ({"format": 3}, "of format 3, allowed is 1 … 2"),

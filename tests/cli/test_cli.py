@@ -29,6 +29,7 @@ from draftree.target.target import Target
 from draftree.text.completion import Reading
 from draftree.text.options import Options
 from draftree.text.stop_strings import StopStrings, decode_tokens
+from draftree.training import trainer
 from draftree.training.trainer import Progress, TrainingPlan
 from draftree.training.training_job import summarise
 from draftree.tree import Tree
@@ -431,7 +432,7 @@ def test_an_interrupted_training_says_how_to_go_on(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("draftree.training.trainer.train", interrupted)
+    monkeypatch.setattr(trainer, "train", interrupted)
     status, out, err = draftree(
         "train", "vdm", "--target", folder, "--data", str(chats), "--out", str(tmp_path / "o")
     )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from draftree import cost_estimate
+from draftree import cost_estimate, measure_costs
 from draftree.cost_estimate import cost_key, draft_size, learnt_costs, target_size
 from draftree.costs import machine_probe, online
 from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed
@@ -571,7 +571,7 @@ def test_all_drafters_are_counted_by_one_cost_curve_of_the_target(
             for c in (128, 1024)
         )
 
-    monkeypatch.setattr("draftree.measure_costs.measure", measured)
+    monkeypatch.setattr(measure_costs, "measure", measured)
     tables = {d: e.costs for (d, _), e in with_fixed_costs(engines).items()}
     assert next(speeds, None) is None, "both were measured"
     assert [e.target for e in tables["pld"].entries] == [e.target for e in tables["edd"].entries]

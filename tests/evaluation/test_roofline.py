@@ -39,7 +39,7 @@ def test_targets_are_those_of_the_published_fits(name: str, sample: str, context
 
 
 @pytest.mark.parametrize("kernels", ["stock", "packed"])
-def test_what_a_drafter_reads_is_counted(kernels: str) -> None:
+def test_bytes_that_a_drafter_reads_are_counted(kernels: str) -> None:
     target = Target.load("demo", kernels=kernels)
     work = {
         d: roofline.count_draft_reads(target, build("drafter", d).open(target))

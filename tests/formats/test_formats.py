@@ -37,8 +37,10 @@ from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.params import Sampling
+from draftree.target import target_names
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
+from draftree.training import export as export_module
 from draftree.training.export import CONVERTERS, export
 from folders import target_folder
 from forests import texts
@@ -362,11 +364,10 @@ def test_a_shipped_drafter_goes_by_its_name(
     (tmp_path / "eagle" / "config.json").write_text(
         (tmp_path / "eagle" / "config.json").read_text().replace(json.dumps(str(folder)), '"demo"')
     )
+    monkeypatch.setattr(target_names, "demo_folder", lambda name="target": tmp_path / name)
     monkeypatch.setattr(
-        "draftree.target.target_names.demo_folder", lambda name="target": tmp_path / name
-    )
-    monkeypatch.setattr(
-        "draftree.training.export.shipped_folder",
+        export_module,
+        "shipped_folder",
         lambda _, name: tmp_path / name if name == "eagle" else None,
     )
     export("eagle", "speculators", tmp_path / "out")
@@ -437,7 +438,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     path, *_ = there(EAGLE_1, tmp_path / "there")
-    monkeypatch.setattr("draftree.training.export.save_file", full)
+    monkeypatch.setattr(export_module, "save_file", full)
     with pytest.raises(OSError, match="No space"):
         export(str(path), "eagle", tmp_path / "out")
     assert {p.name for p in tmp_path.iterdir()} == {"there"}

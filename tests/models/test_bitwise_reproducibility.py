@@ -14,15 +14,18 @@ from transformers import RepetitionPenaltyLogitsProcessor
 import draftree
 from architectures import fresh
 from draftree import Request, Sampling, Target, UserError
+from draftree.doctor import determinism
 from draftree.doctor.determinism import describe_layer
 from draftree.engine import Engine
 from draftree.evaluation.compare import bits
+from draftree.models import batch_invariant
 from draftree.models.batch_invariant import BatchInvariantRunner
 from draftree.models.causal_lm import Decoder
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths
 from draftree.registry import build
 from draftree.target import batch_invariance_choice
+from draftree.target import target as target_module
 from draftree.target.batch_invariance_choice import price, probe_batch_invariance, resolve_exactness
 from draftree.utils.files import cache_folder
 from folders import target_folder
@@ -85,7 +88,7 @@ def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
 
     fresh("llama").to(torch.bfloat16).save_pretrained(folder)
     for fast, wanted in ((False, (torch.float32, None)), (True, (torch.bfloat16, "bits"))):
-        monkeypatch.setattr("draftree.target.target.bfloat16_is_fast", lambda fast=fast: fast)
+        monkeypatch.setattr(target_module, "bfloat16_is_fast", lambda fast=fast: fast)
         assert load() == wanted
     assert load(exactness="bits") == (torch.bfloat16, "bits")
     assert load(exactness="ties") == (torch.float32, "ties")
@@ -110,9 +113,7 @@ def test_probed_widths_are_cached_and_a_broken_cache_is_ignored(
     (file,) = (cache_folder() / "exactness").iterdir()
     assert json.loads(file.read_text())["price"] is None
     with monkeypatch.context() as within:
-        within.setattr(
-            "draftree.models.batch_invariant.widths", lambda *_: pytest.fail("it is known")
-        )
+        within.setattr(batch_invariant, "widths", lambda *_: pytest.fail("it is known"))
         stable, again = probe_batch_invariance(decoder)
     assert (again, stable.widths) == (first, first.kinds)
     for broken in ("{", '{"kinds": {"a": {"most": "x"}}, "parting": null}'):
@@ -243,10 +244,10 @@ def test_models_without_reproducible_bits_stay_unless_requested(
 def test_the_doctor_says_what_keeps_bits(
     draftree: Any, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.doctor.determinism.MAX_LAYER_SECONDS", 0.001)
-    monkeypatch.setattr("draftree.doctor.determinism.price", lambda *_: 0.25)
+    monkeypatch.setattr(determinism, "MAX_LAYER_SECONDS", 0.001)
+    monkeypatch.setattr(determinism, "price", lambda *_: 0.25)
     monkeypatch.setattr(
-        "draftree.doctor.determinism.REPORTED_CONTEXTS", (16, 64, 256)
+        determinism, "REPORTED_CONTEXTS", (16, 64, 256)
     )  # the last one is beyond the target's own
     costing(0.01, monkeypatch)
     command = ("doctor", "--exact", "--target", folder, "--dtype", "bfloat16")

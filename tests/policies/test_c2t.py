@@ -172,7 +172,7 @@ def spoilt(config: dict[str, Any]) -> Callable[[Path], None]:
         (lambda folder: net(p=math.nan).save(folder), "not finite"),
     ],
 )
-def test_what_is_no_classifier_is_refused(
+def test_invalid_classifiers_are_refused(
     tmp_path: Path, spoil: Callable[[Path], None], told: str
 ) -> None:
     net().save(tmp_path)
@@ -184,7 +184,7 @@ def test_what_is_no_classifier_is_refused(
 # The tree, by hand.
 
 
-def test_what_is_confident_stays_and_is_drafted_behind(using: Callable[..., C2T]) -> None:
+def test_confident_nodes_stay_and_are_expanded(using: Callable[..., C2T]) -> None:
     # z = 16 P − d after q = .6, .3, .05; a node stays where z ≥ 0 (C ≥ .5), and only then is
     # drafted behind. d = 1: P .6 → 8.6, .3 → 3.8, .05 → −.2 is left out. d = 2: .36 → 3.76, .18 →
     # .88, .03 → −1.52 | .18 → .88, .09 → −.56, .015 → −1.76. d = 3: .216 → .456, .108 → −1.27, … |
@@ -786,7 +786,7 @@ def test_kept_trees_serve_another_classifier(
     assert Classifier.load(tmp_path / "b").features == "P"
 
 
-def test_what_is_not_given_is_the_papers() -> None:
+def test_default_training_options_are_the_papers() -> None:
     assert Hyperparameters.of({}) == Hyperparameters(10, 1024, 1e-3, 0.05, 0)
     assert Hyperparameters.of({}, tuned=True) == Hyperparameters(lr=1e-4)
     assert Hyperparameters.of(

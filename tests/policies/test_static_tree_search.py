@@ -166,7 +166,7 @@ def test_acceptance_by_hand() -> None:
 
 
 @given(arrays(np.int64, st.tuples(st.integers(1, 30), st.just(3)), elements=st.integers(-1, 1)))
-def test_of_the_complete_tree_the_model_expects_what_happened(found: np.ndarray) -> None:
+def test_expectation_for_the_complete_tree_is_what_happened(found: np.ndarray) -> None:
     seen = Acceptance(found, width=2)
     complete: RankTree = tuple(
         path for d in (1, 2, 3) for path in itertools.product(range(2), repeat=d)
@@ -308,7 +308,9 @@ def test_the_ranks_of_a_script_are_found(
     assert {MISSED, 0} <= set(np.unique(found).tolist())
 
 
-def test_what_is_always_right_and_what_never_is(target: Target, texts: list[TokenText]) -> None:
+def test_perfect_and_wrong_drafters_have_certain_acceptance(
+    target: Target, texts: list[TokenText]
+) -> None:
     plans, vocab = [t.tokens for t in texts], target.decoder.vocab
     always = rank_texts(target, Always(plans, vocab), texts, 4, 3)
     assert always.everywhere.table.tolist() == [[1.0, 0.0, 0.0]] * 4
@@ -575,7 +577,7 @@ def test_a_tree_is_found_from_python(asked: list[str], folder: str, tmp_path: Pa
         search.fit("none", [], tmp_path / "found.json")
 
 
-def test_what_can_be_tuned_is_found_by_name() -> None:
+def test_tunable_policies_are_found_by_name() -> None:
     assert [base.part(name).options >= {"drafter"} for name in base.tunable_policies()] == [
         True,
         True,

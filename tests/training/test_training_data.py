@@ -185,7 +185,7 @@ def test_the_formats_of_text_are_no_chats(row: dict[str, object]) -> None:
     assert messages(row, "here") is None
 
 
-def test_of_a_completed_prompt_the_completion_is_learnt(tmp_path: Path) -> None:
+def test_completion_of_a_prompt_is_learnt(tmp_path: Path) -> None:
     (sample,) = read_samples(
         [saved(tmp_path / "a.jsonl", {"prompt": "begin", "completion": "ning é"})], TOKENIZER, 64
     )
