@@ -25,7 +25,7 @@ from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.evaluation.provenance import command, provenance
-from draftree.kernels.tree_ops import NodeTable
+from draftree.kernels.node_table import NodeTable
 from draftree.metrics import Work
 from draftree.models.runner import ModelOutput
 from draftree.policies.yield_ import Yield, _Budget

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs.curves import Costs, CostTable, counted, estimate_plain_seconds
+from draftree.costs.curves import Costs, CostTable, counted, estimate_target_seconds
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import oracle, step_codec
 from draftree.evaluation.bootstrap import ResultRow
@@ -319,7 +319,7 @@ def _row(
     if costs is None:  # the baseline, counted by the costs of each drafter it is compared with
         return without_clocked(row)
     mine = Totals.read(row, [counted(costs, work)[0] for work in works])
-    theirs = Totals.read(base, [estimate_plain_seconds(costs, work) for work in base_works])
+    theirs = Totals.read(base, [estimate_target_seconds(costs, work) for work in base_works])
     figures = counted_figures(mine, theirs, sum(counted(costs, work)[1] for work in works))
     new = without_clocked(row) | figures | {"cost_ratio": costs.ratio}
     if seed is not None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.kernels.entropy import entropies
-from draftree.kernels.tree_ops import NodeTable, kept, paths, shallow
+from draftree.kernels.node_table import NodeTable, kept, paths, shallow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

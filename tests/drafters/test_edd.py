@@ -23,7 +23,7 @@ from draftree.errors import UserError
 from draftree.models.causal_lm import Decoder
 from draftree.registry import build
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.layer_attention_share import Attending
+from draftree.target.attention_strength import Attending
 from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training.teacher import Teacher

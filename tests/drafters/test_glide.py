@@ -32,7 +32,7 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.params import Sampling
-from draftree.target.layer_attention_share import Attending
+from draftree.target.attention_strength import Attending
 from draftree.target.target import Target
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs, counted, estimate_plain_seconds
+from draftree.costs.curves import Costs, counted, estimate_target_seconds
 from draftree.engine import Engine, generate_plain
 from draftree.evaluation.compare import compare, warm_up
 from draftree.metrics import Stats, Step, Work, repeated_ngrams, total
@@ -89,7 +89,7 @@ def test_counted_work_of_a_run(target: Target) -> None:
     assert counted(COSTS, stats.work) == (9.0, 6.0)
     plain = engine.plain(requests).stats
     assert plain.work == [Work((), 1, 1, 3 + n) for n in range(9)]
-    assert estimate_plain_seconds(COSTS, plain.work) == 9.0
+    assert estimate_target_seconds(COSTS, plain.work) == 9.0
 
 
 def test_rows_are_counted_together(target: Target) -> None:

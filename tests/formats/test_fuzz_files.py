@@ -27,7 +27,7 @@ from draftree.engine import Engine
 from draftree.errors import MAX_MESSAGE_CHARACTERS, UserError
 from draftree.policies.chain import Chain
 from draftree.registry import KINDS, build, knobs, names
-from draftree.target.checkpoint_sizes import check_shapes
+from draftree.target.config_size_checks import check_shapes
 from draftree.testing.conformance import COSTS
 from file_formats import FORMATS, PROMPT, PUBLISHED, TRAINABLE, original, plain, refusal, written
 from file_formats import use as use_format

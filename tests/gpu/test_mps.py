@@ -14,7 +14,7 @@ from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.edd import EDD
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD
-from draftree.target.layer_attention_share import measure_attention
+from draftree.target.attention_strength import measure_attention
 from draftree.testing import tiny_target
 
 METHODS: dict[str, Method] = {

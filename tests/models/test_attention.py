@@ -12,8 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from architectures import CONFIGS, fresh, model, target
 from draftree.errors import UserError
 from draftree.models.causal_lm import Decoder
-from draftree.target import layer_attention_share
-from draftree.target.layer_attention_share import Attending, measure_attention
+from draftree.target import attention_strength
+from draftree.target.attention_strength import Attending, measure_attention
 from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Ints
@@ -137,8 +137,8 @@ def test_a_few_texts_are_read_and_the_same_figures_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder, many = target("llama").decoder, some(20)
-    monkeypatch.setattr(layer_attention_share, "READ_TEXTS", 2)
-    monkeypatch.setattr(layer_attention_share, "TOKENS_PER_TEXT", 6)
+    monkeypatch.setattr(attention_strength, "READ_TEXTS", 2)
+    monkeypatch.setattr(attention_strength, "TOKENS_PER_TEXT", 6)
     found = measure_attention(decoder, many)
     assert (
         found

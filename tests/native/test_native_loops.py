@@ -12,14 +12,15 @@ from draftree.kernels import (
     log_probs,
     logistic,
     merge_candidates,
-    mlp,
+    node_classifier,
+    node_table,
     philox,
     topk,
     tree_growth,
     tree_layout,
-    tree_ops,
     tree_verification,
 )
+from draftree.kernels.node_table import NodeTable
 from draftree.kernels.tree_growth import (
     CandidateTable,
     DraftPrice,
@@ -27,13 +28,12 @@ from draftree.kernels.tree_growth import (
     PassPrice,
     RetrievalNote,
 )
-from draftree.kernels.tree_ops import NodeTable
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
 MODULES = (
-    mlp,
+    node_classifier,
     entropy,
-    tree_ops,
+    node_table,
     merge_candidates,
     tree_growth,
     topk,
@@ -440,11 +440,11 @@ def test_columns_of_another_type_are_refused_and_with_other_strides_are_read() -
     nodes = tree(r)
     keep = np.ones(len(nodes.parents), np.bool_)
     strided = NodeTable._make(np.repeat(column, 2)[::2] for column in nodes)
-    assert same(tree_ops.kept(strided, keep), (nodes, True))
-    assert isinstance(tree_ops.kept(nodes, keep)[0], NodeTable)
+    assert same(node_table.kept(strided, keep), (nodes, True))
+    assert isinstance(node_table.kept(nodes, keep)[0], NodeTable)
     with pytest.raises(TypeError):
-        tree_ops.kept(nodes._replace(score=nodes.tokens), keep)
+        node_table.kept(nodes._replace(score=nodes.tokens), keep)
     with pytest.raises(TypeError):
-        tree_ops.kept(tuple(nodes)[:-1], keep)  # type: ignore[arg-type]
+        node_table.kept(tuple(nodes)[:-1], keep)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         tree_growth.selected(nodes.score, PassPrice((nodes.tokens, nodes.score), 1, 1.0, 1.0))

@@ -12,7 +12,7 @@ from test_scheduler import DRAFTERS, VOCAB, Raises, alone, engine_of, requests_o
 from draftree.costs.curves import Costs
 from draftree.drafting.step import Drafting
 from draftree.engine import Engine
-from draftree.kernels.tree_ops import NodeTable
+from draftree.kernels.node_table import NodeTable
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import Chunk, ForwardBatch
 from draftree.models.kv_cache import SlotCache

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from draftree.doctor.expected_speed import ExpectedSpeed
     from draftree.doctor.finding import Finding
     from draftree.doctor.lossless_report import Report as Examined
-    from draftree.target.layer_attention_share import Attending
+    from draftree.target.attention_strength import Attending
 
 SHORT_HEADINGS = {"confidence": "mean q", "calibration": "ECE"}
 """Short headings for columns of the doctor's tables, so that they fit into 80 columns. ECE is the

@@ -287,10 +287,10 @@ def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, floa
     """Return the estimated seconds of several steps, and how many of them the drafter takes."""
     work = list(work)
     drafting = sum(costs.at(w.context, w.rows).drafting(w) for w in work)
-    return drafting + estimate_plain_seconds(costs, work), drafting
+    return drafting + estimate_target_seconds(costs, work), drafting
 
 
-def estimate_plain_seconds(costs: Costs | CostTable, work: Iterable[Work]) -> float:
+def estimate_target_seconds(costs: Costs | CostTable, work: Iterable[Work]) -> float:
     """Return the estimated seconds of the target's passes alone, as in plain decoding."""
     return sum(costs.at(w.context, w.rows).target_seconds(w.fed / w.rows) for w in work)
 

@@ -42,7 +42,7 @@ from draftree.errors import UserError
 from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import COMPARED_DEPTH, ComparedDrafts, drive
 from draftree.formats.checkpoint import Checkpoint, fingerprint
-from draftree.target.layer_attention_share import MIN_OUTPUT_NORM, Attending, measure_attention
+from draftree.target.attention_strength import MIN_OUTPUT_NORM, Attending, measure_attention
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.utils.hardware import describe_contention
 from draftree.utils.progress_callback import Tell, ignore_progress

@@ -34,7 +34,7 @@ from draftree.drafters.neural.transformer_step_state import SPARE_SLOTS, Decodin
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.causal_lm import Decoder
-from draftree.target.layer_attention_share import AUTO, Attending, measure_attention
+from draftree.target.attention_strength import AUTO, Attending, measure_attention
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree
 from draftree.utils.hardware import to_device

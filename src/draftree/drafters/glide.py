@@ -55,7 +55,7 @@ from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
-from draftree.target.layer_attention_share import AUTO, Attending, measure_attention
+from draftree.target.attention_strength import AUTO, Attending, measure_attention
 from draftree.target.target import CHUNK, HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
 from draftree.utils.files import Entries

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from draftree.acceptors.base import Acceptor
-from draftree.costs.curves import Costs, CostTable, counted, estimate_plain_seconds
+from draftree.costs.curves import Costs, CostTable, counted, estimate_target_seconds
 from draftree.errors import UserError
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import ResultRow, ratio_bounds, samples
@@ -154,7 +154,7 @@ def row(
     drafting = 0.0
     if costs is not None:
         mine = Totals.of(written, lambda work: counted(costs, work)[0])
-        theirs = Totals.of(plain, lambda work: estimate_plain_seconds(costs, work))
+        theirs = Totals.of(plain, lambda work: estimate_target_seconds(costs, work))
         drafting = sum(counted(costs, w.stats.work)[1] for w in written)
     return {
         "drafter": cell.drafter or "plain",

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from draftree.kernels.ieee import exp, log, log1p
+from draftree.kernels.c_math import exp, log, log1p
 from draftree.native import Array, native
 
 

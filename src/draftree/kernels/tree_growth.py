@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftree.kernels.ieee import exp, log, log1p
-from draftree.kernels.tree_ops import NodeTable
+from draftree.kernels.c_math import exp, log, log1p
+from draftree.kernels.node_table import NodeTable
 from draftree.native import Array, native
 
 Curve = tuple[Array, Array]

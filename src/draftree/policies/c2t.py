@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from typing_extensions import override
 
 from draftree.errors import UnknownName, UserError
-from draftree.kernels.mlp import confidences
+from draftree.kernels.node_classifier import confidences
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.target.target_names import DEMO, missing_package, shipped_folder
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree

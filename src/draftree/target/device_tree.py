@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.kernels.tree_ops import NodeTable
+from draftree.kernels.node_table import NodeTable
 from draftree.models.forward_batch import DeviceBatch
 from draftree.models.graph_capture import Epilogue, InputTensors, OutputTensors
 from draftree.models.kv_cache import SlotCache

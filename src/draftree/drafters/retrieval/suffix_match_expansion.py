@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.drafters.retrieval.suffix_tree import Draft, Int32s, Limits, Outputs, draft
-from draftree.kernels.tree_ops import NodeTable
+from draftree.kernels.node_table import NodeTable
 from draftree.native import native_as
 from draftree.tree import MAX_NODES, Floats, Ints
 

@@ -19,7 +19,7 @@ from draftree.costs.curves import Costs, CostSource
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.integrations.vllm.requests import RequestStep, Slots
-from draftree.kernels.tree_ops import NodeTable
+from draftree.kernels.node_table import NodeTable
 from draftree.metrics import Work
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Policy, RetrievalExpand

@@ -1,4 +1,4 @@
-// The order of the columns of draft trees, `NodeTable` in kernels/tree_ops.py.
+// The order of the columns of draft trees, `NodeTable` in kernels/node_table.py.
 #pragma once
 
 namespace draftree {

@@ -1,5 +1,5 @@
-// The likeliest tokens, their entropy, a classifier of nodes, and noise: see topk.py, log_probs.py, entropy.py, mlp.py,
-// philox.py.
+// The likeliest tokens, their entropy, a classifier of nodes, and noise: see topk.py, log_probs.py, entropy.py,
+// node_classifier.py and philox.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cstring>

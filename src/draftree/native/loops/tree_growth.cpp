@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bind_loops.h"
-#include "node_table.h"
+#include "tree_arguments.h"
 #include "order.h"
 
 namespace nb = nanobind;

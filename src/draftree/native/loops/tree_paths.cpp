@@ -1,11 +1,11 @@
-// Columns and paths of a draft tree, and the tokens of a draft step: see tree_ops.py and tree_layout.py.
+// Columns and paths of a draft tree, and the tokens of a draft step: see node_table.py and tree_layout.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cmath>
 #include <vector>
 
 #include "bind_loops.h"
-#include "node_table.h"
+#include "tree_arguments.h"
 
 namespace nb = nanobind;
 

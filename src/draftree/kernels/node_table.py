@@ -1,4 +1,4 @@
-"""Tree operations: select nodes, and compute their ancestor matrix.
+"""The nodes of draft trees as columns: select nodes, and compute their ancestor matrix.
 
 Shapes: N nodes, M of them that are kept.
 """
