@@ -81,7 +81,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"json_schema": "{"}, "JSON schema '{' cannot be used"),
     ({"grammar": "start: A"}, "grammar is 'start: A', allowed is a Grammar"),
-    ({"regex": "a", "ignore_eos": True}, "ignore_eos is given with regex, but a constrained response ends"),
+    (
+        {"regex": "a", "ignore_eos": True},
+        "ignore_eos is given with regex, but a constrained response ends",
+    ),
 ]
 
 
