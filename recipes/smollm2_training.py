@@ -12,10 +12,15 @@ prompts of each kind. `chats` joins prompts and answers to files of `draftree tr
 `chats.jsonl`, and `held.jsonl` with the held-out ones.
 
 On a GPU, `gpu_answers` writes the answers, and several trainings may share the GPU. On a CPU the
-engine writes them in batches: some 350 tokens a second and core. There the same command goes on
-where it stopped, and several processes may share the prompts:
+engine writes them in batches: some 350 tokens a second on one core with AVX-512 and bfloat16. There
+the same command goes on where it stopped, and several processes may share the prompts:
 
-    python recipes/smollm2_training.py write … --rows 32 --parts 24 --shard 0 --shards 2 --seconds 7200 --out data
+    gunzip -c recipes/smollm2_journal.jsonl.gz > data/journal-0.jsonl
+    python recipes/smollm2_training.py write … --rows 32 --parts 24 --made-up 1100 \\
+        --shard 0 --shards 2 --seconds 7200 --out data
+
+`smollm2_journal.jsonl.gz` holds the 2,500 answers of some 630,000 tokens that have been written so
+far, by a CPU with AVX-512 and bfloat16. They are not yet trained on.
 
 The answers are the target's in bfloat16, except where two tokens are almost equally likely: there
 the rounding of a batch decides.
