@@ -476,7 +476,16 @@ class SequenceBatch:
     def work(
         self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0
     ) -> Work:
-        """Record how many tokens the models read in a step, before its new tokens are emitted."""
+        """Add a step's entry to `stats.work`, and return it: how many tokens the models read.
+
+        Call this before the step's new tokens are emitted, because they change the context.
+
+        Args:
+            frontiers: number of nodes that each draft step read.
+            tree: the tree that the target verified.
+            probes: tokens that the drafter added to the target's pass.
+            finds: number of retrievals without a model pass.
+        """
         fed = len(tree) + (0 if probes is None else len(probes.row))
         self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds))
         return self.stats.work[-1]

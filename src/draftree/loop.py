@@ -116,7 +116,17 @@ def step(parts: Components, rows: SequenceBatch, state: State) -> tuple[list[Emi
 def step_and_read(
     parts: Components, rows: SequenceBatch, state: State, chunks: Sequence[Chunk]
 ) -> tuple[list[Emitted], State, Read | None]:
-    """Run `step`, and read chunks of seated prompts in the same target pass."""
+    """Run `step`, and read parts of other sequences' prompts in the same target pass.
+
+    Args:
+        parts: the target with its drafter, policy and acceptor.
+        rows: the batch; at least one sequence must run.
+        state: the state after the last step.
+        chunks: parts of the prompts in seated slots, which are slots whose prompt is being read.
+
+    Returns:
+        The new tokens, the next state, and the results for the chunks; None if there are none.
+    """
     target = parts.target
     drafter = parts.drafter
     policy = parts.policy
@@ -158,7 +168,13 @@ def step_and_read(
 
 
 def read_chunks(parts: Components, rows: SequenceBatch, chunks: Sequence[Chunk]) -> Read:
-    """Read chunks of the prompts of seated slots in a step that generates no sequence."""
+    """Read chunks of prompts in a step that generates no sequence.
+
+    Args:
+        parts: the target with its drafter, policy and acceptor.
+        rows: the batch.
+        chunks: parts of the prompts in seated slots, which are slots whose prompt is being read.
+    """
     found = parts.target.read(rows.cache, parts.drafter.needs, chunks)
     for chunk in chunks:
         rows.follow(chunk.sequence)

@@ -291,7 +291,7 @@ def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, floa
 
 
 def estimate_target_seconds(costs: Costs | CostTable, work: Iterable[Work]) -> float:
-    """Return the estimated seconds of the target's passes alone, as in plain decoding."""
+    """Return the estimated seconds of the target's passes of some steps, without any drafting."""
     return sum(costs.at(w.context, w.rows).target_seconds(w.fed / w.rows) for w in work)
 
 

@@ -335,7 +335,12 @@ def _rope_alternatives(
 def _replaced_buffer(
     name: str, new: dict[nn.Module, Tensor]
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Return a function whose context manager replaces a buffer of some modules."""
+    """Return a function that opens a context in which modules hold another buffer.
+
+    Args:
+        name: the name of the buffer.
+        new: for each module, the tensor that it holds within the context.
+    """
 
     @contextmanager
     def changed() -> Iterator[None]:

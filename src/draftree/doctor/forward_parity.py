@@ -54,7 +54,10 @@ def draft_log_probs(
 def log_probs_of_both(
     target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities of the training forward and of decoding, both [B, T', V]."""
+    """Return the log-probabilities of the training forward and of decoding, both [B, T', V].
+
+    For the arguments see `largest_difference`, for T' see `draft_log_probs`.
+    """
     with torch.no_grad():
         logits = drafter.forward(batch_of(target, drafter, tokens), block, phase)
     steps = draft_log_probs(target, drafter, tokens, block, phase)
@@ -64,6 +67,14 @@ def log_probs_of_both(
 def largest_difference(
     target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int
 ) -> float:
-    """Return the largest difference between draft probabilities in training and in decoding."""
+    """Return the largest difference between draft probabilities in training and in decoding.
+
+    Args:
+        target: the target.
+        drafter: the drafter that is compared.
+        tokens: [B, T] token ids of the texts.
+        block: number of tokens in a block, which decoding reads as one step.
+        phase: number of tokens by which the first block is shortened; see `block_starts`.
+    """
     trained, steps = log_probs_of_both(target, drafter, tokens, block, phase)
     return float((trained.exp() - steps.exp()).abs().max())

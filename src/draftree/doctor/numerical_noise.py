@@ -275,9 +275,9 @@ def frequency_distance(a: Floats, b: Floats) -> tuple[float, float]:
 def narrow_and_wide(target: Target, texts: Sequence[TokenText]) -> tuple[np.ndarray, np.ndarray]:
     """Measure the margin of the two largest logits in narrow and in wide passes.
 
-    A narrow pass reads one token, and a wide pass reads all texts. The results are two arrays [M]
-    over M positions: the absolute difference between the two margins, and the margin in the narrow
-    pass.
+    A narrow pass reads one token of each text, a wide pass whole texts. The two results are arrays
+    [M] over M positions: |narrow margin − wide margin|, and the narrow margin. Both margins are of
+    the two likeliest tokens of the narrow pass.
     """
     record = Recording.of(target, texts)
     cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))

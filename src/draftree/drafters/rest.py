@@ -262,7 +262,7 @@ def join_tries(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
 
 
 def merge_continuations(rows: Sequence[Ints]) -> Ints:
-    """Return M continuations of L tokens, [M, L], from those of several corpora, sorted."""
+    """Join arrays of continuations from several corpora, and sort the rows by their tokens."""
     whole = np.concatenate(rows)
     return whole[np.lexsort(whole.T[::-1])]
 

@@ -182,7 +182,7 @@ class Drafting(RetrievalExpand):
             return None
 
     def _check(self, grown: Tree | DeviceTree) -> None:
-        """Raise `DrafterFault` if a drafted token id is outside of the vocabulary."""
+        """Raise `DrafterFault` if a token id of a tree on the host is outside of the vocabulary."""
         if (
             isinstance(grown, Tree)
             and not 0 <= grown.tokens.min() <= grown.tokens.max() < self.vocab

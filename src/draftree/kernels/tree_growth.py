@@ -54,10 +54,10 @@ class DraftPrice(NamedTuple):
     """The price of the next draft step.
 
     Attributes:
-        draft: [W] nodes of each sequence, and [W] seconds of a draft step over them.
-        fed: the largest number of nodes that the step can be fed.
-        ahead: number of layers that the step predicts; each further layer is accepted with the same
-            conditional probability.
+        draft: the curve of the step's seconds by the number of nodes per sequence that it reads.
+        fed: the number of nodes above which further ones cost the step no more time.
+        ahead: the number of layers that the step predicts. Each is accepted after the one before
+            with the same probability.
         waiting: seconds of postponed work that must be done before the step.
     """
 

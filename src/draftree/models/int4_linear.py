@@ -18,7 +18,7 @@ GROUP = 32
 ROWS = 16
 """Number of outputs of which E must be a multiple."""
 MAX_INT4_VALUE = 15
-"""The largest four-bit number; the number 8 stands for a group's middle value."""
+"""The largest quantised weight; the integer 8 stands for a group's middle value."""
 
 
 @final
@@ -42,17 +42,17 @@ class Int4Linear(nn.Module):
 
     @property
     def numbers(self) -> Tensor:
-        """Return the four-bit numbers [E, D], from 0 to 15."""
+        """Return the quantised weights [E, D], integers from 0 to 15."""
         return torch.stack((self.pairs & 15, self.pairs >> 4), dim=2).flatten(1).int()
 
     @cached_property
     def _blocks(self) -> Tensor:
-        """Return the numbers in the layout of torch's kernel, which the first product creates."""
+        """Return the packed weights in the layout of torch's kernel; the first call makes it."""
         blocks: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.numbers, 1)
         return blocks
 
     def release(self) -> None:
-        """Free the numbers in the layout of torch's kernel; the next product makes them again."""
+        """Free the weights' copy in the layout of torch's kernel; the next call remakes it."""
         vars(self).pop("_blocks", None)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -66,9 +66,9 @@ class Int4Linear(nn.Module):
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights as four-bit numbers [E, D], and the scales [G, E, 2] of their groups.
+    """Return the quantised weights [E, D], integers from 0 to 15, and the scales [G, E, 2].
 
-    Each scale holds the step of a group and the value for which the number 8 stands.
+    Each scale holds the step of a group and the value for which the integer 8 stands.
     """
     groups = weight.float().unflatten(1, (-1, GROUP))
     low, high = groups.aminmax(dim=2, keepdim=True)

@@ -17,7 +17,7 @@ OLD_FORWARD = "_old_forward"
 
 
 def share_weights(model: Model) -> Model:
-    """Return a model that shares another model's modules and weights but has its own config."""
+    """Return a copy of a model with modules and configs of its own, but the same weight tensors."""
     return cast(Model, _copied(model, {}, {}))
 
 

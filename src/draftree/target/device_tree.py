@@ -155,7 +155,7 @@ class NodeBatch(DeviceBatch):
 
     Attributes:
         count: n, the number of tokens of each sequence.
-        make: computes the inputs of the pass from `given`.
+        make: computes `BatchTensors` from the batch's tensors `given`; see `DeviceBatch`.
     """
 
     count: int

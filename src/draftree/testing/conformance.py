@@ -1,9 +1,10 @@
 """The conformance suite: check every drafter with every policy and acceptor.
 
-A method's drafter is its `example`, of random weights, coached so that paths of it are accepted
-(`fakes.Coached`). A `Case` is one drafter, policy and acceptor under one check. `Suite.run` raises
-AssertionError where something does not hold; `Coverage` says what the cases came across, because a
-suite in which no draft is ever accepted shows nothing.
+Each method's drafter is its `example`, which has random weights and is almost never right. A
+script therefore puts the right token among its candidates (`fakes.Coached`), so that drafts are
+accepted. A `Case` is one check with one drafter, policy and acceptor; `Suite.run` raises
+AssertionError if it fails. `Coverage` counts what occurred, for example accepted drafts, because a
+suite that never accepts a draft proves nothing.
 
 Shapes: R rows, V vocabulary.
 """

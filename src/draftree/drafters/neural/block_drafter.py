@@ -155,8 +155,9 @@ def _check_target_fit(
     """Check that a published layout fits the target.
 
     Raises:
-        UserError: the sizes, the mask token or the layers to read do not fit. The last layer's
-            output cannot be read, because `hidden_states` contains it only after the final norm.
+        UserError: the sizes, the mask token or the layers to read do not fit, or a block has no
+            slot to draft. The last layer's output cannot be read, because `hidden_states` contains
+            it only after the final norm.
     """
     vocab, last = target.decoder.vocab, int(target.decoder.config.num_hidden_layers) - 1
     stored.check_sizes(

@@ -254,9 +254,10 @@ class PairReader(Trainable[PairState]):
 
     @torch.inference_mode()
     def flush(self, state: PairState) -> PairState:
-        """Return the state with the features of all committed tokens.
+        """Store the features of newly committed tokens, and read pending pairs if there are many.
 
-        If more pairs are waiting than a draft step reads, they are read too.
+        The pairs of all sequences are read into the cache if one of them has more than
+        `MAX_PENDING_PAIRS`; fewer are read by the next draft step. Within a step none are read.
         """
         if state.unread:
             self._remember(state, HiddenStates.joined(state.unread))

@@ -114,9 +114,10 @@ class PairLayers(CachingLayers):
 
 
 def _of_parents(laid: InputTensors, feed: ForwardBatch | NodeBatch) -> Tensor:
-    """Select from outputs [R, M, D] those after the parents of a pass's nodes, [R, n, D].
+    """Return [R, n, D] the output after the parent of each node in a pass.
 
-    The entries of padding are undefined.
+    `laid` holds the draft trees and, as `outputs` [R, M, D], the outputs after the nodes read
+    before. Entries of padding are undefined.
     """
     assert isinstance(feed, NodeBatch)
     nodes, outputs = Nodes.of(laid), laid["outputs"]

@@ -1,9 +1,9 @@
 """A low-rank LM head that finds candidate tokens; the full head then scores them exactly.
 
-A token's logit is the product of its row and a state. With the r directions in which the rows
-differ most, W ≈ 1 μᵀ + U V, and what μ adds is the same for all tokens; so the largest entries of U
-(V h) are likely those of W h. U has r / D of the head's weights. No token is excluded, as a draft
-vocabulary excludes those that are rare; q is over the candidates.
+A logit is the product of a state h [D] and the token's row of the head W [V, D]. If μ is the mean
+row, W − 1 μᵀ ≈ U A, with U [V, r] and A [r, D]: the best approximation of rank r. μᵀ h is the same
+for all tokens, so the largest entries of U (A h) are likely those of W h. U has r / D of the head's
+weights. Rare tokens stay possible, unlike with a draft vocabulary; q is over the candidates alone.
 
 Shapes: N states, D hidden size, V vocabulary, r rank, m candidates.
 """

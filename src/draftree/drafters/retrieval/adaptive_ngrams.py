@@ -47,8 +47,12 @@ class Increments(NamedTuple):
     def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
         """Return the increments with those of finished texts added.
 
-        At most `most` increments of an n-gram are counted, because further ones do not change its
-        weight.
+        Args:
+            texts: the finished texts.
+            n: the number of tokens of an n-gram.
+            width: the number of bits of a token in a context's number, see `ngram_table.py`.
+            most: the largest number of increments that is kept for an n-gram; more would not change
+                its weight.
         """
         runs = [Counts(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
         for text in texts:
