@@ -1,8 +1,11 @@
 """Write SmolLM2's answers to `smollm2_prompts.jsonl.gz`, and train drafters on them, within a bounded time.
 
-    python recipes/smollm2_training.py write --gsm8k gsm8k_train.jsonl --exclude spec_bench.jsonl --seconds 120 --out data
-    python recipes/smollm2_training.py train eagle3 --data data/samples.npz --seconds 240 --out drafters/eagle3
-    python recipes/smollm2_training.py chats --gsm8k gsm8k_train.jsonl --data data/answers.jsonl.gz --out chats
+    python recipes/smollm2_training.py write --gsm8k gsm8k_train.jsonl \\
+        --exclude spec_bench.jsonl --seconds 120 --out data
+    python recipes/smollm2_training.py train eagle3 --data data/samples.npz \\
+        --seconds 240 --out drafters/eagle3
+    python recipes/smollm2_training.py chats --gsm8k gsm8k_train.jsonl \\
+        --data data/answers.jsonl.gz --out chats
 
 `write` lets the target make up questions, answers them and the prompts, and stores the answers as
 text (`answers.jsonl.gz`) and as token ids (`samples.npz`). Half of the answers are sampled at

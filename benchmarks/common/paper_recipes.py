@@ -392,7 +392,7 @@ CLAIMS = (
         "5, 6, 7",
         "longer accepted runs in examples",
         "texts",
-        not_run="are single texts: `generate --show-trees` shows one",
+        not_run="consists of single texts: `generate --show-trees` shows one",
     ),
     Claim(
         GLIDE_CAPE,
