@@ -5,7 +5,7 @@ Shapes: M examples, X features.
 
 import numpy as np
 
-from draftree.kernels.c_math import exp
+from draftree.kernels.scalar_log_exp import exp
 from draftree.native import Array, native
 
 

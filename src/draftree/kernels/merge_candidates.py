@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from draftree.kernels.c_math import exp, log, log1p
+from draftree.kernels.scalar_log_exp import exp, log
 from draftree.native import Array, native
 
 
@@ -15,7 +15,7 @@ from draftree.native import Array, native
 def odds(log_q: float, certain: float) -> float:
     """Return the log-odds of exp(log_q), which is first clamped to [certain, 1 − certain]."""
     q = min(max(exp(log_q), certain), 1 - certain)
-    return log(q) - log1p(-q)
+    return log(q) - log(1 - q)
 
 
 @native
@@ -172,7 +172,7 @@ def merge(
             rest -= known[i]
             listed += 0.0 if worth[i] > 0 else exp(guide[i])
         cut = most / max(total, most)
-        shift = log1p(-total * cut) - log(max(rest, max(listed, certain))) if total > 0 else 0.0
+        shift = log(1 - total * cut) - log(max(rest, max(listed, certain))) if total > 0 else 0.0
         for i in range(n):
             guide[i] = log(worth[i] * cut) if worth[i] > 0 else guide[i] + shift
         order = np.argsort(-guide[:n], kind="mergesort")[:width]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftree.kernels.c_math import exp, log, log1p
 from draftree.kernels.node_table import NodeTable
+from draftree.kernels.scalar_log_exp import exp, log, round_to_unit
 from draftree.native import Array, native
 
 Curve = tuple[Array, Array]
@@ -182,7 +182,7 @@ def values(
             if log_q[f, k] > -np.inf:
                 w = weights[sources[f, k] if sources.size else 0]
                 q = min(exp(log_q[f, k]), 1 - certain)
-                x = w[0] + w[1] * max(log_q[f, k], log(certain)) - w[2] * log1p(-q)
+                x = w[0] + w[1] * max(log_q[f, k], log(certain)) - w[2] * log(1 - q)
                 x += w[3] * entropies[f] + w[4] * (deep + 1)
                 found[f, k] = 1 / (1 + exp(-x))
                 together += found[f, k]
@@ -407,7 +407,7 @@ def calibration_examples(
     for m, node in enumerate(nodes):
         log_q = drafted.log_q[node]
         q = min(exp(log_q), 1 - certain)
-        x[m, 0], x[m, 1], x[m, 2] = 1.0, max(log_q, log(certain)), -log1p(-q)
+        x[m, 0], x[m, 1], x[m, 2] = 1.0, max(log_q, log(certain)), -log(1 - q)
         x[m, 3], x[m, 4] = drafted.entropy[node], drafted.depth[node]
         right[m] = drafted.tokens[node] == nexts[drafted.parents[node]]
     return nodes, x, right
@@ -480,7 +480,7 @@ def worth_verifying(score: Array, price: PassPrice, ahead: int) -> Scan:
     gain = 0.0
     roots = beside = height(*target, 1.0)
     for i in range(len(order)):
-        gain += exp(score[order[i]])
+        gain += round_to_unit(exp(score[order[i]]))
         seconds = height(*target, 1 + (i + 1) / rows)
         net = gain - rate * (seconds - roots)
         if seconds - roots <= max(left, 0.0) and net > most:
@@ -595,7 +595,7 @@ def worth_expanding(
         *target, 1.0
     )  # at least one node must be verified
     for i in range(len(order)):
-        gain += max(net[order[i]], 0.0)
+        gain += round_to_unit(max(net[order[i]], 0.0))
         seconds = waiting + height(*draft, min(i + 1, fed) / rows)
         if seconds <= left and gain - rate * seconds > most:
             best = i + 1

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.kernels.log_exp import exp, log
+from draftree.kernels.scalar_log_exp import LARGEST_EXPONENT, UNIT_ROUNDING
+from draftree.kernels.scalar_log_exp import log as log_of
 from draftree.kernels.tree_growth import Curve, between
 from draftree.policies._device_growth import DeviceGrowth, top_indices
 from draftree.target.device_tree import Layers, Nodes
@@ -90,28 +93,28 @@ class YieldPlan(DeviceGrowth):
         return nodes.known[TABLES:end], nodes.known[end:]
 
     def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
-        least, w = float(np.log(self.certain)), nodes.known[:5]
+        least, w = log_of(self.certain), nodes.known[:5]
         above, depth = nodes.score.gather(1, frontier), nodes.depth.gather(1, frontier)
-        q, sure = own.exp(), own.clamp(min=least)
+        q, sure = _exp(own), own.clamp(min=least)
         rest = torch.ones_like(above)
         total = torch.zeros_like(above)
         together = torch.zeros_like(above)
         for k in range(own.shape[2]):  # in the order of the host, because sums depend on it
             rest, total = rest - q[..., k], total - q[..., k] * sure[..., k]
         rest = rest.clamp(min=self.certain)
-        entropy = total - rest * rest.log()
+        entropy = total - rest * log(rest)
         capped = q.clamp(max=1 - self.certain)
         x = (
             w[0]
             + w[1] * sure
-            - w[2] * torch.log1p(-capped)
+            - w[2] * log(1 - capped)
             + (w[3] * entropy + w[4] * (depth + 1))[..., None]
         )
-        likely = (1 / (1 + (-x).exp())).masked_fill(own == -torch.inf, 0)
+        likely = (1 / (1 + _exp(-x))).masked_fill(own == -torch.inf, 0)
         for k in range(own.shape[2]):
             together = together + likely[..., k]
         value = likely / together.clamp(min=1)[..., None]
-        return above[..., None] + value.log(), entropy
+        return above[..., None] + log(value).masked_fill(~(value > 0), -torch.inf), entropy
 
     def _worth_verifying(self, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
         """Choose how many drafted nodes to verify.
@@ -125,7 +128,7 @@ class YieldPlan(DeviceGrowth):
         found = scores.sort(descending=True, stable=True)
         there = found.values > -torch.inf
         more = target[1 : len(scores) + 1] - target[0]
-        best = _most(found.values.exp().cumsum(0) - rate * more, there & (more <= left))
+        best = _most(_sums(_exp(found.values)) - rate * more, there & (more <= left))
         ahead = torch.arange(1, self.ahead + 1, device=scores.device)
         further = ((target[best + ahead] - target.take(best)) / ahead).amin()
         return found.indices, best, rate * further
@@ -141,14 +144,14 @@ class YieldPlan(DeviceGrowth):
         order = top_indices(score, self.frontier)
         score = score.gather(1, order)
         x = known[5] + known[7] * score + known[8] * known[10]
-        net = ((1 + known[11]) * (score.exp() / (1 + (-x).exp())) - least).clamp(min=0)
+        net = ((1 + known[11]) * (_exp(score) / (1 + _exp(-x))) - least).clamp(min=0)
         net = net.masked_fill(score == -torch.inf, -torch.inf)
         found = net.flatten().sort(descending=True, stable=True)
         seconds = draft[1 : net.numel() + 1]
         able = (found.values > -torch.inf) & (
             seconds <= known[SECONDS_LEFT_INDEX] - (target[1] - target[0])
         )
-        best = _most(found.values.clamp(min=0).cumsum(0) - known[12] * seconds, able)
+        best = _most(_sums(found.values.clamp(min=0)) - known[12] * seconds, able)
         rank = found.indices.argsort().view_as(net)
         spent = draft.take(best) * (
             best > 0
@@ -175,6 +178,20 @@ class YieldPlan(DeviceGrowth):
         return torch.cat(
             (nodes.score[:, :1], nodes.score[:, 1:].masked_fill(~keep, -torch.inf)), dim=1
         )
+
+
+def _exp(x: Tensor) -> Tensor:
+    """Return eˣ with the bits of the host's `scalar_log_exp.exp`."""
+    clipped: Tensor = exp(x.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT))
+    return clipped.masked_fill(x < -LARGEST_EXPONENT, 0)
+
+
+def _sums(values: Tensor) -> Tensor:
+    """Return the running sums of values that are rounded as by `scalar_log_exp.round_to_unit`.
+
+    The sums are exact, so that their bits do not depend on the order in which a device adds.
+    """
+    return (values + UNIT_ROUNDING - UNIT_ROUNDING).cumsum(0)
 
 
 def _most(net: Tensor, allowed: Tensor) -> Tensor:

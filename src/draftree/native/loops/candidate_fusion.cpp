@@ -7,6 +7,7 @@
 
 #include "numpy_arrays.h"
 #include "bind_loops.h"
+#include "log_exp.h"
 
 namespace nb = nanobind;
 
@@ -16,8 +17,8 @@ namespace {
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
 double odds(double log_q, double certain) {
-  const double q = smaller_of(larger_of(std::exp(log_q), certain), 1 - certain);
-  return std::log(q) - std::log1p(-q);
+  const double q = smaller_of(larger_of(exp_of(log_q), certain), 1 - certain);
+  return log_of(q) - log_of(1 - q);
 }
 
 std::tuple<Out<double, 3>, Out<double, 2>, Out<double, 2>, Out<double, 2>> judged(const In<double, 2>& log_q, const In<double, 2>& guide,
@@ -37,12 +38,12 @@ std::tuple<Out<double, 3>, Out<double, 2>, Out<double, 2>, Out<double, 2>> judge
       features[3] = recent[f] - neutral;
       if (guide.size()) {
         features[2] = odds(guide(f, k), certain);
-        theirs(f, k) = std::exp(guide(f, k));
+        theirs(f, k) = exp_of(guide(f, k));
       }
       if (log_q(f, k) > -INFINITE) {
         double logit = 0;
         for (int64_t i = 0; i < 4; i++) logit += features[i] * weights(f, i);
-        value(f, k) = 1 / (1 + std::exp(-logit));
+        value(f, k) = 1 / (1 + exp_of(-logit));
         place(f, k) = -INFINITE;
       }
     }
@@ -104,11 +105,11 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(const In<int6
     for (const Candidate& it : candidates) {
       total += it.worth;
       rest -= it.known;
-      listed += it.worth > 0 ? 0.0 : std::exp(it.guide);
+      listed += it.worth > 0 ? 0.0 : exp_of(it.guide);
     }
     const double cut = most / larger_of(total, most);
-    const double shift = total > 0 ? std::log1p(-total * cut) - std::log(larger_of(rest, larger_of(listed, certain))) : 0.0;
-    for (Candidate& it : candidates) it.guide = it.worth > 0 ? std::log(it.worth * cut) : it.guide + shift;
+    const double shift = total > 0 ? log_of(1 - total * cut) - log_of(larger_of(rest, larger_of(listed, certain))) : 0.0;
+    for (Candidate& it : candidates) it.guide = it.worth > 0 ? log_of(it.worth * cut) : it.guide + shift;
     std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
       return a.guide > b.guide || (std::isnan(b.guide) && !std::isnan(a.guide));
     });
@@ -141,7 +142,7 @@ std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights, const 
   for (int64_t m = 0; m < x.size(0); m++) {
     double logit = 0;
     for (int64_t a = 0; a < width; a++) logit += weights[a] * x(m, a);
-    const double p = 1 / (1 + std::exp(-logit));
+    const double p = 1 / (1 + exp_of(-logit));
     const double curvature = larger_of(p * (1 - p), least);
     for (int64_t a = 0; a < width; a++) {
       step[a] += x(m, a) * (static_cast<double>(right[m]) - p);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bind_loops.h"
+#include "log_exp.h"
 #include "tree_arguments.h"
 #include "order.h"
 
@@ -50,7 +51,7 @@ std::tuple<Out<double, 2>, Out<double>> values(const In<double, 2>& log_q, const
   std::vector<double> scores;
   depths.reserve(nodes * width);
   scores.reserve(nodes * width);
-  const double least = std::log(certain);
+  const double least = log_of(certain);
   for (int64_t f = 0; f < nodes; f++) {
     const int64_t at = frontier[f] - before;
     const double above = at < 0 ? score[frontier[f]] : scores[at];
@@ -58,28 +59,28 @@ std::tuple<Out<double, 2>, Out<double>> values(const In<double, 2>& log_q, const
     if (std::isnan(entropies[f])) {
       double rest = 1, total = 0;
       for (int64_t k = 0; k < width; k++) {
-        const double q = std::exp(log_q(f, k));
+        const double q = exp_of(log_q(f, k));
         rest -= q;
         total -= q * larger_of(log_q(f, k), least);
       }
       rest = larger_of(rest, certain);
-      entropies[f] = total - rest * std::log(rest);
+      entropies[f] = total - rest * log_of(rest);
     }
     double together = 0;
     for (int64_t k = 0; k < width; k++) {
       found(f, k) = 0;
       if (log_q(f, k) > -INFINITE) {
         const double* w = weights.row(sources.size() ? sources(f, k) : 0);
-        const double q = smaller_of(std::exp(log_q(f, k)), 1 - certain);
-        double x = w[0] + w[1] * larger_of(log_q(f, k), least) - w[2] * std::log1p(-q);
+        const double q = smaller_of(exp_of(log_q(f, k)), 1 - certain);
+        double x = w[0] + w[1] * larger_of(log_q(f, k), least) - w[2] * log_of(1 - q);
         x += w[3] * entropies[f] + w[4] * static_cast<double>(deep + 1);
-        found(f, k) = 1 / (1 + std::exp(-x));
+        found(f, k) = 1 / (1 + exp_of(-x));
         together += found(f, k);
       }
     }
     for (int64_t k = 0; k < width; k++) {
       const double value = found(f, k) / larger_of(together, 1.0);
-      found(f, k) = value > 0 ? above + std::log(value) : -INFINITE;
+      found(f, k) = value > 0 ? above + log_of(value) : -INFINITE;
       if (log_q(f, k) > -INFINITE) {
         depths.push_back(deep + 1);
         scores.push_back(found(f, k));
@@ -219,7 +220,7 @@ std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score, co
   auto total = Out<double>::full({worth.size(0)}, 0.0);
   for (int64_t& node : kept) {
     node += roots;
-    total[row[node]] += std::exp(score[node]);
+    total[row[node]] += exp_of(score[node]);
   }
   for (int64_t node : kept)
     if (node >= before && total[row[node]] - worth[row[node]] > least) good.push_back(node);
@@ -255,10 +256,10 @@ std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> calibration_examples(const N
   auto right = Out<bool>::empty({count});
   for (int64_t m = 0; m < count; m++) {
     const int64_t node = nodes[m];
-    const double q = smaller_of(std::exp(log_q[node]), 1 - certain);
+    const double q = smaller_of(exp_of(log_q[node]), 1 - certain);
     x(m, 0) = 1;
-    x(m, 1) = larger_of(log_q[node], std::log(certain));
-    x(m, 2) = -std::log1p(-q);
+    x(m, 1) = larger_of(log_q[node], log_of(certain));
+    x(m, 2) = -log_of(1 - q);
     x(m, 3) = entropy[node];
     x(m, 4) = static_cast<double>(depth[node]);
     right[m] = all_tokens[node] == nexts[all_parents[node]];
@@ -336,7 +337,7 @@ Scan scan(const double* score, int64_t count, const PassPrice& price, int64_t ah
   const double roots = price.seconds(1.0), each = static_cast<double>(price.rows);
   double beside = roots;
   for (int64_t i = 0; i < count; i++) {
-    gain += std::exp(score[order[i]]);
+    gain += round_to_unit(exp_of(score[order[i]]));
     const double seconds = price.seconds(1 + static_cast<double>(i + 1) / each);
     const double net = gain - price.rate * (seconds - roots);
     if (seconds - roots <= larger_of(price.left, 0.0) && net > most) {
@@ -348,7 +349,7 @@ Scan scan(const double* score, int64_t count, const PassPrice& price, int64_t ah
   double further = INFINITE;
   for (int64_t i = 1; i <= ahead; i++)
     further = smaller_of(further, (price.seconds(1 + static_cast<double>(best + i) / each) - beside) / static_cast<double>(i));
-  const double worst = best ? std::exp(score[order[best - 1]]) : INFINITE;
+  const double worst = best ? exp_of(score[order[best - 1]]) : INFINITE;
   return {std::move(order), best, price.rate * further, worst};
 }
 
@@ -405,11 +406,11 @@ std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In
   for (int64_t f = 0; f < count; f++) {
     const int64_t node = frontier[f];
     const double x = weights[0] + weights[1] * (depth[node] == 0) + weights[2] * score[node] + weights[3] * recent;
-    const double value = std::exp(score[node]);
-    double worth = value / (1 + std::exp(-x - (below.size() ? weights[4] * below[f] / value : 0.0)));
+    const double value = exp_of(score[node]);
+    double worth = value / (1 + exp_of(-x - (below.size() ? weights[4] * below[f] / value : 0.0)));
     for (int64_t i = 0; i < ahead; i++) {
       net[f] += larger_of((1 + beyond) * worth - least, 0.0);
-      worth /= 1 + std::exp(-x);
+      worth /= 1 + exp_of(-x);
     }
   }
   const Numbers order = falling_order(net.data(), count);
@@ -417,7 +418,7 @@ std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In
   double most = 0, gain = 0, spent = 0;
   const double left = price.left - (price.seconds(1 + 1 / each) - price.seconds(1.0));
   for (int64_t i = 0; i < count; i++) {
-    gain += larger_of(net[order[i]], 0.0);
+    gain += round_to_unit(larger_of(net[order[i]], 0.0));
     const double seconds = waiting + height(draft, static_cast<double>(std::min(i + 1, fed)) / each);
     if (seconds <= left && gain - price.rate * seconds > most) {
       best = i + 1;

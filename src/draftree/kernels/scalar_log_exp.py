@@ -1,0 +1,56 @@
+"""Logarithm and exponential of single float64 numbers, with the bits of `log_exp` and of C++.
+
+The C library's functions differ between systems in the last place. With these the trees of
+`yield` are the same everywhere, on the host and on a device.
+"""
+
+import math
+
+from draftree.kernels.log_exp import EXP_TERMS, LN2, LOG_TERMS, ROUNDING
+
+SQRT_HALF = math.sqrt(0.5)
+LARGEST_EXPONENT = 700.0
+"""The exponential of a number below minus this is 0, of one above it that of this."""
+UNIT_ROUNDING = 1.5 * 2.0**12
+"""A number that rounds to a multiple of `UNIT` when it is added and subtracted again."""
+UNIT = 2.0**-40
+
+
+def exp(x: float) -> float:
+    """Return eˣ: 0 below −`LARGEST_EXPONENT`, the largest value above it, NaN for NaN."""
+    if math.isnan(x):
+        return math.nan
+    if x < -LARGEST_EXPONENT:
+        return 0.0
+    x = min(x, LARGEST_EXPONENT)
+    k = x * (1.0 / LN2) + ROUNDING - ROUNDING
+    r = x - k * LN2
+    series = r * (1.0 / EXP_TERMS) + 1.0
+    for n in range(EXP_TERMS - 1, 0, -1):
+        series = series * (r * (1.0 / n)) + 1.0
+    return math.ldexp(series, int(k))
+
+
+def log(x: float) -> float:
+    """Return the natural logarithm of a normal number; −∞ for 0, NaN for what is below 0."""
+    if not 0 < x < math.inf:
+        return x if x > 0 or math.isnan(x) else -math.inf if x == 0 else math.nan
+    m, power = math.frexp(x)
+    if m < SQRT_HALF:
+        m, power = 2 * m, power - 1
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    series = z * (1.0 / (2 * LOG_TERMS + 1))
+    for n in range(LOG_TERMS - 1, 0, -1):
+        series = z * (series + 1.0 / (2 * n + 1))
+    twice = s + s
+    return power * LN2 + (twice + twice * series)
+
+
+def round_to_unit(x: float) -> float:
+    """Return x rounded to a multiple of `UNIT`, for |x| < 2048.
+
+    Sums of such numbers below 8,192 are exact. They do not depend on the order of their terms, so
+    that a parallel sum on a device has the same bits.
+    """
+    return x + UNIT_ROUNDING - UNIT_ROUNDING
