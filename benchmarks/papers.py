@@ -14,6 +14,7 @@ import argparse
 import json
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -913,4 +914,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # `--list | head` ends without a trace
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

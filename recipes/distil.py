@@ -11,6 +11,7 @@ import argparse
 import pathlib
 
 from draftree import Target
+from draftree.cli.terminal import progress
 from draftree.training.distributed import Processes
 from draftree.training.generation_run import GenerationRun
 from draftree.training.regenerate import Regeneration, regenerate
@@ -27,9 +28,9 @@ def main() -> None:
     args = ap.parse_args()
     processes = Processes.on(None)
     target = Target.load(args.target, device=processes.device(None))
-    tell = lambda done, remark="", of=None: print(f"{remark}: {done} of {of}", flush=True)
     how = Regeneration(tokens=args.tokens, batch=args.batch, max_tokens=args.max_tokens)
-    print(regenerate(target, args.data, args.out, how, GenerationRun(processes, tell)))
+    with progress("answering", None) as tell:
+        print(regenerate(target, args.data, args.out, how, GenerationRun(processes, tell)))
 
 
 if __name__ == "__main__":
