@@ -117,3 +117,17 @@ def test_few_functions_are_long() -> None:
     long = {name: n for name, n in lengths.items() if n > 60}
     assert len(long) <= 34, long
     assert max(lengths.values()) <= 90, long
+
+
+def test_lines_of_cpp_have_at_most_a_hundred_columns() -> None:
+    """`clang-format -i` with `.clang-format` lays them out so."""
+    native = SOURCE / "native"
+    files = sorted((*native.rglob("*.cpp"), *native.rglob("*.h")))
+    assert len(files) > 20
+    long = [
+        f"{path.name}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if len(line) > 100
+    ]
+    assert not long, long

@@ -61,11 +61,14 @@ std::vector<const Kernels*> supported() {
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) features = b, more = c;
   if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) last = a;
   // FMA, OSXSAVE, AVX, F16C; LZCNT; BMI1, AVX2, BMI2
-  const bool avx2 = bit(basic, 12) && bit(basic, 27) && bit(basic, 28) && bit(basic, 29) && bit(extended, 5) && bit(features, 3) &&
-                    bit(features, 5) && bit(features, 8) && saves(0x6);
+  const bool avx2 = bit(basic, 12) && bit(basic, 27) && bit(basic, 28) && bit(basic, 29) &&
+                    bit(extended, 5) && bit(features, 3) && bit(features, 5) && bit(features, 8) &&
+                    saves(0x6);
   // AVX-512 F, DQ, CD, BW, VL
-  const bool avx512 = avx2 && bit(features, 16) && bit(features, 17) && bit(features, 28) && bit(features, 30) && bit(features, 31) && saves(0xe6);
-  if (avx512 && bit(last, 5) && bit(more, 11)) found.push_back(&kernels_avx512_bf16);  // AVX512_BF16, AVX512_VNNI
+  const bool avx512 = avx2 && bit(features, 16) && bit(features, 17) && bit(features, 28) &&
+                      bit(features, 30) && bit(features, 31) && saves(0xe6);
+  // AVX512_BF16, AVX512_VNNI
+  if (avx512 && bit(last, 5) && bit(more, 11)) found.push_back(&kernels_avx512_bf16);
   if (avx512) found.push_back(&kernels_avx512);
   if (avx2) found.push_back(&kernels_avx2);
 #endif
@@ -75,20 +78,25 @@ std::vector<const Kernels*> supported() {
 
 const Kernels* chosen = supported().front();
 
-// Ask the system for huge pages around a packed weight: it streams by faster, as fewer addresses are looked up.
+// Ask the system for huge pages around a packed weight: it streams by faster, as fewer addresses
+// are looked up.
 void use_huge_pages([[maybe_unused]] Address from, [[maybe_unused]] int64_t bytes) {
 #if defined(__linux__)
   constexpr Address PAGE = Address{2} << 20;
-  const Address begin = from / PAGE * PAGE, end = (from + static_cast<Address>(bytes) + PAGE - 1) / PAGE * PAGE;
-  madvise(pointer(begin), end - begin, MADV_HUGEPAGE);  // no more than a wish: what is not mapped there is left out
+  const Address begin = from / PAGE * PAGE,
+                end = (from + static_cast<Address>(bytes) + PAGE - 1) / PAGE * PAGE;
+  // Only a hint: unmapped pages are skipped.
+  madvise(pointer(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }
 
 template <class Structure, class Type>
-auto address_property(nb::class_<Structure>& in, const char* name, Type Structure::*field) {
+auto address_property(nb::class_<Structure>& in, const char* name, Type Structure::* field) {
   in.def_prop_rw(
       name, [field](const Structure& it) { return reinterpret_cast<Address>(it.*field); },
-      [field](Structure& it, Address value) { it.*field = pointer<std::remove_pointer_t<Type>>(value); });
+      [field](Structure& it, Address value) {
+        it.*field = pointer<std::remove_pointer_t<Type>>(value);
+      });
 }
 
 template <class Structure, size_t N>
@@ -113,41 +121,68 @@ void bind_kernels(nb::module_& m) {
   m.attr("PROJECT") = static_cast<int>(PROJECT);
   m.attr("FINISH") = static_cast<int>(FINISH);
 
-  m.def("variants", [] {
-    std::vector<std::string> names;
-    for (const Kernels* each : supported()) names.emplace_back(each->name);
-    return names;
-  }, "Return the variants that this processor can run, the fastest first.");
+  m.def(
+      "variants",
+      [] {
+        std::vector<std::string> names;
+        for (const Kernels* each : supported()) names.emplace_back(each->name);
+        return names;
+      },
+      "Return the variants that this processor can run, the fastest first.");
   m.def("variant", [] { return std::string(chosen->name); }, "Return the variant in use.");
-  m.def("use_variant", [](const std::string& name) {
-    for (const Kernels* each : supported())
-      if (name == each->name) {
-        chosen = each;
-        return;
-      }
-    throw nb::value_error("this processor cannot run that variant");
-  }, "name"_a, "Use a variant. Weights that were packed before are in the layout of another one.");
-  m.def("use_openmp", [](Address fork, Address number, Address count) { use_openmp(pointer(fork), pointer(number), pointer(count)); }, "fork"_a,
-        "thread_number"_a, "thread_count"_a, "Use the threads of an OpenMP runtime, by the addresses of its functions; 0 for threads of our own.");
+  m.def(
+      "use_variant",
+      [](const std::string& name) {
+        for (const Kernels* each : supported())
+          if (name == each->name) {
+            chosen = each;
+            return;
+          }
+        throw nb::value_error("this processor cannot run that variant");
+      },
+      "name"_a, "Use a variant. Weights that were packed before are in the layout of another one.");
+  m.def(
+      "use_openmp",
+      [](Address fork, Address number, Address count) {
+        use_openmp(pointer(fork), pointer(number), pointer(count));
+      },
+      "fork"_a, "thread_number"_a, "thread_count"_a,
+      "Use the threads of an OpenMP runtime, by the addresses of its functions; 0 for threads of "
+      "our own.");
 
-  nb::class_<Linear> linear(m, "Linear", "A linear layer by the addresses of its packed weight and its bias.");
-  linear.def("__init__", [](Linear* self, Address weight, Address bias, int64_t inputs, int64_t outputs, int32_t type) {
-    new (self) Linear{pointer(weight), pointer(bias), inputs, outputs, type};
-  }, "weight"_a, "bias"_a, "inputs"_a, "outputs"_a, "type"_a);
+  nb::class_<Linear> linear(m, "Linear",
+                            "A linear layer by the addresses of its packed weight and its bias.");
+  linear.def(
+      "__init__",
+      [](Linear* self, Address weight, Address bias, int64_t inputs, int64_t outputs,
+         int32_t type) {
+        new (self) Linear{pointer(weight), pointer(bias), inputs, outputs, type};
+      },
+      "weight"_a, "bias"_a, "inputs"_a, "outputs"_a, "type"_a);
   address_property(linear, "weight", &Linear::weight);
   address_property(linear, "bias", &Linear::bias);
-  linear.def_ro("inputs", &Linear::inputs).def_ro("outputs", &Linear::outputs).def_ro("type", &Linear::type);
+  linear.def_ro("inputs", &Linear::inputs)
+      .def_ro("outputs", &Linear::outputs)
+      .def_ro("type", &Linear::type);
 
   nb::class_<Norm> norm(m, "Norm", "RMSNorm by the address of its weight, 0 for none.");
-  norm.def("__init__", [](Norm* self, Address weight, float epsilon) { new (self) Norm{pointer(weight), epsilon}; }, "weight"_a = 0, "epsilon"_a = 0.0f);
+  norm.def(
+      "__init__",
+      [](Norm* self, Address weight, float epsilon) { new (self) Norm{pointer(weight), epsilon}; },
+      "weight"_a = 0, "epsilon"_a = 0.0f);
   address_property(norm, "weight", &Norm::weight);
   norm.def_rw("epsilon", &Norm::epsilon);
 
   nb::class_<Layer>(m, "Layer", "One decoder layer of the Llama kind.")
-      .def("__init__", [](Layer* self, const Norm& input_norm, const Linear& qkv, const Norm& q_norm, const Norm& k_norm, const Linear& o_proj,
-                          const Norm& post_norm, const Linear& gate_up, const Linear& down) {
-        new (self) Layer{input_norm, qkv, q_norm, k_norm, o_proj, post_norm, gate_up, down};
-      }, "input_norm"_a, "qkv"_a, "q_norm"_a, "k_norm"_a, "o_proj"_a, "post_norm"_a, "gate_up"_a, "down"_a)
+      .def(
+          "__init__",
+          [](Layer* self, const Norm& input_norm, const Linear& qkv, const Norm& q_norm,
+             const Norm& k_norm, const Linear& o_proj, const Norm& post_norm, const Linear& gate_up,
+             const Linear& down) {
+            new (self) Layer{input_norm, qkv, q_norm, k_norm, o_proj, post_norm, gate_up, down};
+          },
+          "input_norm"_a, "qkv"_a, "q_norm"_a, "k_norm"_a, "o_proj"_a, "post_norm"_a, "gate_up"_a,
+          "down"_a)
       .def_rw("input_norm", &Layer::input_norm)
       .def_rw("qkv", &Layer::qkv)
       .def_rw("q_norm", &Layer::q_norm)
@@ -158,9 +193,13 @@ void bind_kernels(nb::module_& m) {
       .def_rw("down", &Layer::down);
 
   nb::class_<Shape>(m, "Shape", "What all layers of a pass have in common.")
-      .def("__init__", [](Shape* self, int64_t hidden, int64_t intermediate, int64_t groups, int64_t heads, int64_t head_dim, int32_t dtype, float scale) {
-        new (self) Shape{hidden, intermediate, groups, heads, head_dim, dtype, scale};
-      }, "hidden"_a, "intermediate"_a, "groups"_a, "heads"_a, "head_dim"_a, "dtype"_a, "scale"_a)
+      .def(
+          "__init__",
+          [](Shape* self, int64_t hidden, int64_t intermediate, int64_t groups, int64_t heads,
+             int64_t head_dim, int32_t dtype, float scale) {
+            new (self) Shape{hidden, intermediate, groups, heads, head_dim, dtype, scale};
+          },
+          "hidden"_a, "intermediate"_a, "groups"_a, "heads"_a, "head_dim"_a, "dtype"_a, "scale"_a)
       .def_rw("scale", &Shape::scale);
 
   nb::class_<Pass> pass(m, "Pass", "A pass over some tokens; see kernels.h for its fields.");
@@ -216,42 +255,85 @@ void bind_kernels(nb::module_& m) {
   stride_property(attention, "value_strides", &Attention::value_strides);
   stride_property(attention, "mask_strides", &Attention::mask_strides);
 
-  m.def("packed_bytes", [](int32_t type, int64_t outputs, int64_t inputs) { return chosen->packed_bytes(type, outputs, inputs); }, "type"_a, "outputs"_a,
-        "inputs"_a, "Return the bytes of a packed weight.");
-  m.def("pack", [](int32_t type, Address weight, int64_t outputs, int64_t inputs, Address packed, int threads) {
-    nb::gil_scoped_release release;
-    use_huge_pages(packed, chosen->packed_bytes(type, outputs, inputs));
-    chosen->pack(type, pointer(weight), outputs, inputs, pointer(packed), threads);
-  }, "type"_a, "weight"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a, "Pack a weight [outputs, inputs].");
-  m.def("pack_int4", [](Address numbers, Address scales, int64_t outputs, int64_t inputs, Address packed, int threads) {
-    nb::gil_scoped_release release;
-    use_huge_pages(packed, chosen->packed_bytes(INT4, outputs, inputs));
-    chosen->pack_int4(pointer<uint8_t>(numbers), pointer<uint16_t>(scales), outputs, inputs, pointer(packed), threads);
-  }, "numbers"_a, "scales"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a, "Pack numbers 0 to 15 with their steps and middles.");
-  m.def("linear", [](const Linear& layer, int32_t dtype, Address input, int64_t tokens, Address output, int threads) {
-    nb::gil_scoped_release release;
-    chosen->linear(layer, dtype, pointer(input), tokens, pointer(output), threads);
-  }, "layer"_a, "dtype"_a, "input"_a, "tokens"_a, "output"_a, "threads"_a, "Compute a linear layer.");
-  m.def("forward", [](Pass& pass, const std::vector<const Layer*>& layers, const std::vector<Address>& outputs, int threads) {
-    pass.layers = layers.data();
-    pass.outputs = reinterpret_cast<void* const*>(outputs.data());
-    pass.count = static_cast<int64_t>(layers.size());
-    nb::gil_scoped_release release;
-    chosen->forward(pass, threads);
-  }, "pass_"_a, "layers"_a, "outputs"_a, "threads"_a, "Compute layers one after the other; an output of 0 is not kept.");
-  m.def("attend", [](const Attention& attention, int threads) {
-    nb::gil_scoped_release release;
-    chosen->attend(attention, threads);
-  }, "attention"_a, "threads"_a, "Compute attention.");
-  m.def("rms_norm", [](int32_t dtype, Address input, Address weight, Address output, int64_t rows, int64_t width, float epsilon) {
-    chosen->rms_norm(dtype, pointer(input), pointer(weight), pointer(output), rows, width, epsilon);
-  }, "dtype"_a, "input"_a, "weight"_a, "output"_a, "rows"_a, "width"_a, "epsilon"_a, "Compute RMSNorm of rows [rows, width].");
-  m.def("rotate", [](int32_t dtype, Address input, Address cosines, Address sines, Address output, int64_t rows, int64_t heads, int64_t width) {
-    chosen->rotate(dtype, pointer(input), pointer(cosines), pointer(sines), pointer(output), rows, heads, width);
-  }, "dtype"_a, "input"_a, "cosines"_a, "sines"_a, "output"_a, "rows"_a, "heads"_a, "width"_a, "Rotate halves of heads [rows, heads, width].");
-  m.def("swiglu", [](int32_t dtype, Address gate, Address up, Address output, int64_t count) {
-    chosen->swiglu(dtype, pointer(gate), pointer(up), pointer(output), count);
-  }, "dtype"_a, "gate"_a, "up"_a, "output"_a, "count"_a, "Multiply silu(gate) by up.");
+  m.def(
+      "packed_bytes",
+      [](int32_t type, int64_t outputs, int64_t inputs) {
+        return chosen->packed_bytes(type, outputs, inputs);
+      },
+      "type"_a, "outputs"_a, "inputs"_a, "Return the bytes of a packed weight.");
+  m.def(
+      "pack",
+      [](int32_t type, Address weight, int64_t outputs, int64_t inputs, Address packed,
+         int threads) {
+        nb::gil_scoped_release release;
+        use_huge_pages(packed, chosen->packed_bytes(type, outputs, inputs));
+        chosen->pack(type, pointer(weight), outputs, inputs, pointer(packed), threads);
+      },
+      "type"_a, "weight"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a,
+      "Pack a weight [outputs, inputs].");
+  m.def(
+      "pack_int4",
+      [](Address numbers, Address scales, int64_t outputs, int64_t inputs, Address packed,
+         int threads) {
+        nb::gil_scoped_release release;
+        use_huge_pages(packed, chosen->packed_bytes(INT4, outputs, inputs));
+        chosen->pack_int4(pointer<uint8_t>(numbers), pointer<uint16_t>(scales), outputs, inputs,
+                          pointer(packed), threads);
+      },
+      "numbers"_a, "scales"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a,
+      "Pack numbers 0 to 15 with their steps and middles.");
+  m.def(
+      "linear",
+      [](const Linear& layer, int32_t dtype, Address input, int64_t tokens, Address output,
+         int threads) {
+        nb::gil_scoped_release release;
+        chosen->linear(layer, dtype, pointer(input), tokens, pointer(output), threads);
+      },
+      "layer"_a, "dtype"_a, "input"_a, "tokens"_a, "output"_a, "threads"_a,
+      "Compute a linear layer.");
+  m.def(
+      "forward",
+      [](Pass& pass, const std::vector<const Layer*>& layers, const std::vector<Address>& outputs,
+         int threads) {
+        pass.layers = layers.data();
+        pass.outputs = reinterpret_cast<void* const*>(outputs.data());
+        pass.count = static_cast<int64_t>(layers.size());
+        nb::gil_scoped_release release;
+        chosen->forward(pass, threads);
+      },
+      "pass_"_a, "layers"_a, "outputs"_a, "threads"_a,
+      "Compute layers one after the other; an output of 0 is not kept.");
+  m.def(
+      "attend",
+      [](const Attention& attention, int threads) {
+        nb::gil_scoped_release release;
+        chosen->attend(attention, threads);
+      },
+      "attention"_a, "threads"_a, "Compute attention.");
+  m.def(
+      "rms_norm",
+      [](int32_t dtype, Address input, Address weight, Address output, int64_t rows, int64_t width,
+         float epsilon) {
+        chosen->rms_norm(dtype, pointer(input), pointer(weight), pointer(output), rows, width,
+                         epsilon);
+      },
+      "dtype"_a, "input"_a, "weight"_a, "output"_a, "rows"_a, "width"_a, "epsilon"_a,
+      "Compute RMSNorm of rows [rows, width].");
+  m.def(
+      "rotate",
+      [](int32_t dtype, Address input, Address cosines, Address sines, Address output, int64_t rows,
+         int64_t heads, int64_t width) {
+        chosen->rotate(dtype, pointer(input), pointer(cosines), pointer(sines), pointer(output),
+                       rows, heads, width);
+      },
+      "dtype"_a, "input"_a, "cosines"_a, "sines"_a, "output"_a, "rows"_a, "heads"_a, "width"_a,
+      "Rotate halves of heads [rows, heads, width].");
+  m.def(
+      "swiglu",
+      [](int32_t dtype, Address gate, Address up, Address output, int64_t count) {
+        chosen->swiglu(dtype, pointer(gate), pointer(up), pointer(output), count);
+      },
+      "dtype"_a, "gate"_a, "up"_a, "output"_a, "count"_a, "Multiply silu(gate) by up.");
 }
 
 }  // namespace draftree

@@ -6,4 +6,4 @@ void bind_kernels(nanobind::module_& m);
 
 // Return the name of the variant in use.
 const char* variant_in_use();
-}
+}  // namespace draftree

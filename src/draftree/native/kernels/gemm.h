@@ -1,20 +1,28 @@
-// Products of a few tokens with packed weights. Included inside an anonymous namespace after simd.h.
+// Products of a few tokens with packed weights. Included inside an anonymous namespace after
+// simd.h.
 //
-// A weight is packed in panels of `COLUMNS` outputs. A tile is M tokens times P panels; its sums stay in registers while the panels
-// stream by. Each sum is one chain of operations over the inputs in their order, whatever M and P are: a token has the same bits in
-// a pass of any width.
+// A weight is packed in panels of `COLUMNS` outputs. A tile is M tokens times P panels; its sums
+// stay in registers while the panels stream by. Each sum is one chain of operations over the inputs
+// in their order, whatever M and P are: a token has the same bits in a pass of any width.
 
-// Tokens of a tile at most: its sums, a panel's vectors and a factor fit the registers (16 of AVX2 and SSE, 32 of the others).
+// Largest number of tokens in a tile. Its sums, a panel's vectors and a factor fit into the
+// registers, of which AVX2 and SSE have 16 and the others 32.
 #if defined(DRAFTREE_AVX512) || defined(__aarch64__)
 constexpr int MAX_TOKENS = 8;
 #else
 constexpr int MAX_TOKENS = 4;
 #endif
-constexpr int GROUP = 32;                  // inputs that share a scale, in four bits
-constexpr int64_t TOKEN_BLOCK = 256 << 10;  // bytes of inputs that are multiplied by a panel before the next one, half of a level-2 cache
-constexpr int64_t NEAR = 1024, FAR = 7168;  // bytes ahead of their use at which weights are fetched into the level-2 cache
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+// Number of inputs that share a scale in four-bit weights.
+constexpr int GROUP = 32;
+// Bytes of inputs that are multiplied by one panel before the next one: half of a level-2 cache.
+constexpr int64_t TOKEN_BLOCK = 256 << 10;
+// Distances in bytes at which weights are prefetched into the level-2 cache.
+constexpr int64_t NEAR = 1024, FAR = 7168;
 #if defined(DRAFTREE_AVX512)
-constexpr int FEW = 4;  // tokens up to which they are fetched from near: measured, see `benchmarks/passes.py`
+// Largest number of tokens for which NEAR is used, measured by `benchmarks/passes.py`.
+constexpr int FEW = 4;
 #else
 constexpr int FEW = 0;
 #endif
@@ -34,7 +42,8 @@ inline V factor(const char* p) {  // a float32 in all lanes
   return splat(x);
 }
 
-// Weights of one number a word: float32, and float16. Panels are [inputs][COLUMNS]; rows are float32.
+// Weights of one number a word: float32, and float16. Panels are [inputs][COLUMNS]; rows are
+// float32.
 template <class D>
 struct Singles {
   static constexpr int COLUMNS = 2 * LANES, STEP = 1;
@@ -42,11 +51,13 @@ struct Singles {
   static int64_t row_bytes(int64_t inputs) { return round_up(4 * inputs, 64); }
   static constexpr int panels(int m) { return m == 1 ? 4 : m == 2 ? 2 : 1; }
 
-  static void put(char* row, int64_t first, const float* values, int64_t count, int64_t /*inputs*/) {
+  static void put(char* row, int64_t first, const float* values, int64_t count,
+                  int64_t /*inputs*/) {
     __builtin_memcpy(row + 4 * first, values, 4 * static_cast<size_t>(count));
   }
   template <int M, int P>
-  static inline __attribute__((always_inline)) void step(const char* w, int64_t panel, const char* x, int64_t stride, int64_t i, V (&sums)[M][P][2]) {
+  static ALWAYS_INLINE void step(const char* w, int64_t panel, const char* x, int64_t stride,
+                                 int64_t i, V (&sums)[M][P][2]) {
     using T = typename D::T;
 #pragma GCC unroll 8
     for (int p = 0; p < P; p++) {
@@ -73,8 +84,8 @@ struct Singles {
   }
 };
 
-// Weights in bfloat16, two to a word. Panels are [inputs / 2][COLUMNS][2]; rows are bfloat16 where the processor multiplies such
-// pairs, else float32.
+// Weights in bfloat16, two to a word. Panels are [inputs / 2][COLUMNS][2]; rows are bfloat16 where
+// the processor multiplies such pairs, else float32.
 struct Pairs {
   static constexpr int COLUMNS = 2 * LANES, STEP = 2;
   static constexpr int64_t BYTES = COLUMNS * 4;
@@ -89,7 +100,8 @@ struct Pairs {
   static void put(char* row, int64_t first, const float* values, int64_t count, int64_t inputs) {
 #if defined(DRAFTREE_AVX512) && defined(__AVX512BF16__)
     auto* to = reinterpret_cast<uint16_t*>(row);
-    for (int64_t i = 0; i < count; i += LANES) put_some<BFloat16>(to + first + i, get_some<Float32>(values + i, count - i), count - i);
+    for (int64_t i = 0; i < count; i += LANES)
+      put_some<BFloat16>(to + first + i, get_some<Float32>(values + i, count - i), count - i);
     if (inputs % 2 && first + count == inputs) to[inputs] = 0;
 #else
     __builtin_memcpy(row + 4 * first, values, 4 * static_cast<size_t>(count));
@@ -97,7 +109,8 @@ struct Pairs {
 #endif
   }
   template <int M, int P>
-  static inline __attribute__((always_inline)) void step(const char* w, int64_t panel, const char* x, int64_t stride, int64_t i, V (&sums)[M][P][2]) {
+  static ALWAYS_INLINE void step(const char* w, int64_t panel, const char* x, int64_t stride,
+                                 int64_t i, V (&sums)[M][P][2]) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; p++) {
       const U a = load_words(w + p * panel), b = load_words(w + p * panel + 4 * LANES);
@@ -132,15 +145,17 @@ struct Pairs {
     for (int c = 0; c < COLUMNS; c++) {
       const int64_t output = panel * COLUMNS + c;
       for (int64_t k = 0; k < round_up(inputs, 2); k++)
-        out[(k / 2 * COLUMNS + c) * 2 + k % 2] = output < outputs && k < inputs ? w[output * inputs + k] : uint16_t{0};
+        out[(k / 2 * COLUMNS + c) * 2 + k % 2] =
+            output < outputs && k < inputs ? w[output * inputs + k] : uint16_t{0};
     }
   }
 };
 
-// Weights in four bits, in groups of 32 inputs with a step and a middle: w = step * (number - 8) + middle. Activations are rounded to
-// eight bits, with a scale for each group; sums of a group are whole numbers. A panel's group is, for each vector of outputs, a vector
-// of words of step and middle in bfloat16, then four of numbers: byte j of load i has input 8 i + j in its lower half and 8 i + 4 + j
-// in its upper one. Rows are the rounded activations, then for each group `Scale`.
+// Weights in four bits, in groups of 32 inputs with a step and a middle: w = step * (number - 8) +
+// middle. Activations are rounded to eight bits, with a scale for each group; sums of a group are
+// whole numbers. A panel's group is, for each vector of outputs, a vector of words of step and
+// middle in bfloat16, then four of numbers: byte j of load i has input 8 i + j in its lower half
+// and 8 i + 4 + j in its upper one. Rows are the rounded activations, then for each group `Scale`.
 struct Int4 {
 #if defined(DRAFTREE_AVX512)
   static constexpr int VECTORS = 2;
@@ -153,13 +168,15 @@ struct Int4 {
   static constexpr int64_t VECTOR_BYTES = 5 * 4 * LANES, BYTES = VECTORS * VECTOR_BYTES;
 
   struct Scale {
-    float step;         // of the activations
-    float sum;          // of the rounded activations, times the step
-    int32_t minus_8;    // -8 times the sum of the whole numbers
+    float step;       // of the activations
+    float sum;        // of the rounded activations, times the step
+    int32_t minus_8;  // -8 times the sum of the whole numbers
     int32_t unused;
   };
 
-  static int64_t row_bytes(int64_t inputs) { return round_up(inputs + inputs / GROUP * static_cast<int64_t>(sizeof(Scale)), 64); }
+  static int64_t row_bytes(int64_t inputs) {
+    return round_up(inputs + inputs / GROUP * static_cast<int64_t>(sizeof(Scale)), 64);
+  }
 
   static void put(char* row, int64_t first, const float* values, int64_t count, int64_t inputs) {
     auto* numbers = reinterpret_cast<int8_t*>(row) + first;
@@ -183,11 +200,12 @@ struct Int4 {
       }
       const float step = most / 127;
       const Scale scale{step, step * static_cast<float>(sum), -8 * sum, 0};
-      __builtin_memcpy(row + inputs + (first / GROUP + g) * static_cast<int64_t>(sizeof(Scale)), &scale, sizeof scale);
+      __builtin_memcpy(row + inputs + (first / GROUP + g) * static_cast<int64_t>(sizeof(Scale)),
+                       &scale, sizeof scale);
     }
   }
 
-  // Keep the compiler from changing the order of whole sums, for which it runs out of registers.
+  // Keep the compiler from reordering the integer sums, which would exhaust the registers.
   static void keep_order(I& sums) {
 #if defined(DRAFTREE_AVX512)
     __asm__("" : "+v"(sums));
@@ -206,30 +224,40 @@ struct Int4 {
 
   // Add to each word the products of its four numbers (0 to 15) with four activations.
 #if defined(DRAFTREE_AVX512) && defined(__AVX512VNNI__)
-  static I dot(I sums, U numbers, int32_t four) { return (I)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)numbers, _mm512_set1_epi32(four)); }
+  static I dot(I sums, U numbers, int32_t four) {
+    return (I)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)numbers, _mm512_set1_epi32(four));
+  }
   static I finish(I sums, int32_t minus_8) { return sums + minus_8; }
 #elif defined(DRAFTREE_AVX512)
-  static I dot(I sums, U numbers, int32_t four) {  // of 16 bits: at most 16 times 15 * 127
-    return (I)_mm512_add_epi16((__m512i)sums, _mm512_maddubs_epi16((__m512i)numbers, _mm512_set1_epi32(four)));
+  static I dot(I sums, U numbers, int32_t four) {  // sums of 16 bits: at most 16 * 15 * 127
+    return (I)_mm512_add_epi16((__m512i)sums,
+                               _mm512_maddubs_epi16((__m512i)numbers, _mm512_set1_epi32(four)));
   }
-  static I finish(I sums, int32_t minus_8) { return (I)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1)) + minus_8; }
+  static I finish(I sums, int32_t minus_8) {
+    return (I)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1)) + minus_8;
+  }
 #elif defined(DRAFTREE_AVX2)
   static I dot(I sums, U numbers, int32_t four) {
-    return (I)_mm256_add_epi16((__m256i)sums, _mm256_maddubs_epi16((__m256i)numbers, _mm256_set1_epi32(four)));
+    return (I)_mm256_add_epi16((__m256i)sums,
+                               _mm256_maddubs_epi16((__m256i)numbers, _mm256_set1_epi32(four)));
   }
-  static I finish(I sums, int32_t minus_8) { return (I)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)) + minus_8; }
+  static I finish(I sums, int32_t minus_8) {
+    return (I)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)) + minus_8;
+  }
 #else
   static I dot(I sums, U numbers, int32_t four) {
     const auto word = static_cast<uint32_t>(four);
-    for (int j = 0; j < 4; j++) sums += (I)((numbers >> (8 * j)) & 0xFFu) * static_cast<int32_t>(static_cast<int8_t>(word >> (8 * j)));
+    for (int j = 0; j < 4; j++)
+      sums += (I)((numbers >> (8 * j)) & 0xFFu) *
+              static_cast<int32_t>(static_cast<int8_t>(word >> (8 * j)));
     return sums;
   }
   static I finish(I sums, int32_t minus_8) { return sums + minus_8; }
 #endif
 
   template <int M, int P>
-  static inline __attribute__((always_inline)) void step(const char* w, int64_t panel, const char* x, int64_t stride, int64_t i, V (&sums)[M][P][VECTORS],
-                                                         const char* scales) {
+  static ALWAYS_INLINE void step(const char* w, int64_t panel, const char* x, int64_t stride,
+                                 int64_t i, V (&sums)[M][P][VECTORS], const char* scales) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 2
@@ -240,7 +268,8 @@ struct Int4 {
         for (int m = 0; m < M; m++) within[m] = I{};
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-          const U both = load_words(at + 4 * LANES * (1 + j)), low = both & 0x0F0F0F0Fu, high = (both >> 4) & 0x0F0F0F0Fu;
+          const U both = load_words(at + 4 * LANES * (1 + j)), low = both & 0x0F0F0F0Fu,
+                  high = (both >> 4) & 0x0F0F0F0Fu;
 #pragma GCC unroll 8
           for (int m = 0; m < M; m++) {
             const char* const eight = x + m * stride + GROUP * i + 8 * j;
@@ -253,13 +282,16 @@ struct Int4 {
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
           Scale scale;
-          __builtin_memcpy(&scale, scales + m * stride + i * static_cast<int64_t>(sizeof scale), sizeof scale);
+          __builtin_memcpy(&scale, scales + m * stride + i * static_cast<int64_t>(sizeof scale),
+                           sizeof scale);
           const V whole = __builtin_convertvector(finish(within[m], scale.minus_8), V);
-          sums[m][p][v] = fused(middles, splat(scale.sum), fused(whole, steps * splat(scale.step), sums[m][p][v]));
+          sums[m][p][v] = fused(middles, splat(scale.sum),
+                                fused(whole, steps * splat(scale.step), sums[m][p][v]));
         }
       }
   }
-  static void pack(const uint8_t* numbers, const uint16_t* scales, int64_t outputs, int64_t inputs, int64_t panel, char* to) {
+  static void pack(const uint8_t* numbers, const uint16_t* scales, int64_t outputs, int64_t inputs,
+                   int64_t panel, char* to) {
     for (int64_t g = 0; g < inputs / GROUP; g++)
       for (int v = 0; v < VECTORS; v++)
         for (int c = 0; c < LANES; c++) {
@@ -271,7 +303,9 @@ struct Int4 {
             const uint8_t* n = numbers + output * inputs + g * GROUP;
             words[0] = both[0] | static_cast<uint32_t>(both[1]) << 16;
             for (int j = 0; j < 4; j++)
-              for (int b = 0; b < 4; b++) words[1 + j] |= (n[8 * j + b] | static_cast<uint32_t>(n[8 * j + 4 + b]) << 4) << (8 * b);
+              for (int b = 0; b < 4; b++)
+                words[1 + j] |= (n[8 * j + b] | static_cast<uint32_t>(n[8 * j + 4 + b]) << 4)
+                                << (8 * b);
           }
           for (int j = 0; j < 5; j++) __builtin_memcpy(at + 4 * LANES * j, &words[j], 4);
         }
@@ -280,32 +314,42 @@ struct Int4 {
 
 // Return the steps of a panel, and its bytes.
 template <class G>
-inline int64_t steps_of(int64_t inputs) { return (inputs + G::STEP - 1) / G::STEP; }
+inline int64_t steps_of(int64_t inputs) {
+  return (inputs + G::STEP - 1) / G::STEP;
+}
 template <class G>
-inline int64_t panel_bytes(int64_t inputs) { return steps_of<G>(inputs) * G::BYTES; }
+inline int64_t panel_bytes(int64_t inputs) {
+  return steps_of<G>(inputs) * G::BYTES;
+}
 template <class G>
-inline int64_t panels_of(int64_t outputs) { return (outputs + G::COLUMNS - 1) / G::COLUMNS; }
+inline int64_t panels_of(int64_t outputs) {
+  return (outputs + G::COLUMNS - 1) / G::COLUMNS;
+}
 
-// What is fetched while a tile is computed: from an address on, as many bytes as the tile reads (`full`), or half of them.
+// The bytes that are prefetched while a tile is computed: from an address on, as many as the tile
+// reads (`full`), or half as many.
 struct Prefetch {
   const char* from;
   bool full, half;
 };
 
 template <class G>
-inline __attribute__((always_inline)) void fetch(Prefetch next, int64_t i) {
+ALWAYS_INLINE void fetch(Prefetch next, int64_t i) {
   constexpr int64_t HALF = G::BYTES / 128 * 64 > 0 ? G::BYTES / 128 * 64 : 64;
   if (next.full) {
 #pragma GCC unroll 10
-    for (int64_t line = 0; line < G::BYTES; line += 64) __builtin_prefetch(next.from + i * G::BYTES + line, 0, 2);
+    for (int64_t line = 0; line < G::BYTES; line += 64)
+      __builtin_prefetch(next.from + i * G::BYTES + line, 0, 2);
   } else if (next.half) {
 #pragma GCC unroll 10
-    for (int64_t line = 0; line < HALF; line += 64) __builtin_prefetch(next.from + i * (G::BYTES / 2) + line, 0, 2);
+    for (int64_t line = 0; line < HALF; line += 64)
+      __builtin_prefetch(next.from + i * (G::BYTES / 2) + line, 0, 2);
   }
 }
 
 template <class G, int M, int P>
-void tile(const char* w, int64_t panel, const char* x, int64_t stride, int64_t inputs, float* out, int64_t ld, Prefetch next) {
+void tile(const char* w, int64_t panel, const char* x, int64_t stride, int64_t inputs, float* out,
+          int64_t ld, Prefetch next) {
   constexpr int VECTORS = G::COLUMNS / LANES;
   V sums[M][P][VECTORS];
 #pragma GCC unroll 8
@@ -317,7 +361,8 @@ void tile(const char* w, int64_t panel, const char* x, int64_t stride, int64_t i
   const int64_t steps = steps_of<G>(inputs);
   for (int64_t i = 0; i < steps; i++) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) fetch<G>({next.from + p * panel / (next.half ? 2 : 1), next.full, next.half}, i);
+    for (int p = 0; p < P; p++)
+      fetch<G>({next.from + p * panel / (next.half ? 2 : 1), next.full, next.half}, i);
     if constexpr (G::STEP == GROUP) {
       G::template step<M, P>(w + i * G::BYTES, panel, x, stride, i, sums, x + inputs);
     } else {
@@ -329,11 +374,13 @@ void tile(const char* w, int64_t panel, const char* x, int64_t stride, int64_t i
 #pragma GCC unroll 8
     for (int p = 0; p < P; p++)
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; v++) store(out + m * ld + p * G::COLUMNS + v * LANES, sums[m][p][v]);
+      for (int v = 0; v < VECTORS; v++)
+        store(out + m * ld + p * G::COLUMNS + v * LANES, sums[m][p][v]);
 }
 
 template <class G, int M>
-void tiles(const char* w, int64_t panel, int64_t panels, const char* x, int64_t stride, int64_t inputs, float* out, int64_t ld, Prefetch next) {
+void tiles(const char* w, int64_t panel, int64_t panels, const char* x, int64_t stride,
+           int64_t inputs, float* out, int64_t ld, Prefetch next) {
   constexpr int P = G::panels(M);
   int64_t p = 0;
   for (; p + P <= panels; p += P) {
@@ -348,19 +395,29 @@ void tiles(const char* w, int64_t panel, int64_t panels, const char* x, int64_t 
 }
 
 template <class G>
-void tiles(int m, const char* w, int64_t panel, int64_t panels, const char* x, int64_t stride, int64_t inputs, float* out, int64_t ld, Prefetch next) {
+void tiles(int m, const char* w, int64_t panel, int64_t panels, const char* x, int64_t stride,
+           int64_t inputs, float* out, int64_t ld, Prefetch next) {
   switch (m) {
-    case 1: return tiles<G, 1>(w, panel, panels, x, stride, inputs, out, ld, next);
-    case 2: return tiles<G, 2>(w, panel, panels, x, stride, inputs, out, ld, next);
-    case 3: return tiles<G, 3>(w, panel, panels, x, stride, inputs, out, ld, next);
-    case 4: return tiles<G, 4>(w, panel, panels, x, stride, inputs, out, ld, next);
+    case 1:
+      return tiles<G, 1>(w, panel, panels, x, stride, inputs, out, ld, next);
+    case 2:
+      return tiles<G, 2>(w, panel, panels, x, stride, inputs, out, ld, next);
+    case 3:
+      return tiles<G, 3>(w, panel, panels, x, stride, inputs, out, ld, next);
+    case 4:
+      return tiles<G, 4>(w, panel, panels, x, stride, inputs, out, ld, next);
 #if defined(DRAFTREE_AVX512) || defined(__aarch64__)
-    case 5: return tiles<G, 5>(w, panel, panels, x, stride, inputs, out, ld, next);
-    case 6: return tiles<G, 6>(w, panel, panels, x, stride, inputs, out, ld, next);
-    case 7: return tiles<G, 7>(w, panel, panels, x, stride, inputs, out, ld, next);
-    case 8: return tiles<G, 8>(w, panel, panels, x, stride, inputs, out, ld, next);
+    case 5:
+      return tiles<G, 5>(w, panel, panels, x, stride, inputs, out, ld, next);
+    case 6:
+      return tiles<G, 6>(w, panel, panels, x, stride, inputs, out, ld, next);
+    case 7:
+      return tiles<G, 7>(w, panel, panels, x, stride, inputs, out, ld, next);
+    case 8:
+      return tiles<G, 8>(w, panel, panels, x, stride, inputs, out, ld, next);
 #endif
-    default: __builtin_unreachable();
+    default:
+      __builtin_unreachable();
   }
 }
 
@@ -368,14 +425,18 @@ struct Range {
   int64_t begin, end;
 };
 
-inline Range share(int64_t count, int thread, int threads) { return {count * thread / threads, count * (thread + 1) / threads}; }
+inline Range share(int64_t count, int thread, int threads) {
+  return {count * thread / threads, count * (thread + 1) / threads};
+}
 
 // Multiply tokens by the panels of a range.
 //
-// `unit` panels are computed for up to MAX_TOKENS tokens at a time, into `sums` [tokens][unit * COLUMNS]; then
-// use(first token, tokens, first panel, panels, sums, entries from one token's sums to the next one's) is called.
+// `unit` panels are computed for up to MAX_TOKENS tokens at a time, into `sums` [tokens][unit *
+// COLUMNS]; then use(first token, tokens, first panel, panels, sums, entries from one token's sums
+// to the next one's) is called.
 template <class G, class Use>
-void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, int64_t unit, Range range, float* sums, Use&& use) {
+void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, int64_t unit, Range range,
+              float* sums, Use&& use) {
   const int64_t panel = panel_bytes<G>(inputs), ld = unit * G::COLUMNS;
   int64_t block = TOKEN_BLOCK / x.stride / MAX_TOKENS * MAX_TOKENS;
   block = block < 4 * MAX_TOKENS ? 4 * MAX_TOKENS : block;
@@ -387,15 +448,17 @@ void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, int64_
       const char* w = static_cast<const char*>(weight) + p * panel;
       for (int64_t lot = 0; lot < lots; lot++) {
         const int64_t first = here * lot / lots, m = here * (lot + 1) / lots - first;
-        // Of few tokens, weights are fetched from memory a little before their use. Of more, the first two lots fetch the next
-        // unit, half of it each, so that memory does not rest while the other lots read this one from the cache.
+        // Of few tokens, weights are fetched from memory a little before their use. Of more, the
+        // first two lots fetch the next unit, half of it each, so that memory does not rest while
+        // the other lots read this one from the cache.
         Prefetch next{w, false, false};
         if (lots == 1) {
           next = {w + (m <= FEW && G::STEP < GROUP ? NEAR : FAR), true, false};
         } else if (lot < 2) {
           next = {w + panels * panel + lot * (panels * panel / 2), false, true};
         }
-        tiles<G>(static_cast<int>(m), w, panel, panels, x.at(start + first), x.stride, inputs, sums, ld, next);
+        tiles<G>(static_cast<int>(m), w, panel, panels, x.at(start + first), x.stride, inputs, sums,
+                 ld, next);
         use(start + first, static_cast<int>(m), p, panels, sums, ld);
       }
     }

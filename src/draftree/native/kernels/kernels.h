@@ -1,7 +1,9 @@
-// The interface of the kernels: plain structures and one table of functions for each instruction set.
+// The interface of the kernels: plain structures and one table of functions for each instruction
+// set.
 //
-// Shapes: R sequences, n tokens of each, N = R * n tokens, G key-value heads, H query heads that share one of them, D entries of
-// a head, S slots of the cache. All matrices are row-major; strides count elements.
+// Shapes: R sequences, n tokens of each, N = R * n tokens, G key-value heads, H query heads that
+// share one of them, D entries of a head, S slots of the cache. All matrices are row-major; strides
+// count elements.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +27,8 @@ struct Norm {
   float epsilon = 0;
 };
 
-// One decoder layer of the Llama kind. The outputs of `gate_up` alternate: 32 of the gate, 32 of the up projection.
+// One decoder layer of the Llama kind. The outputs of `gate_up` alternate: 32 of the gate, 32 of
+// the up projection.
 struct Layer {
   Norm input_norm;
   Linear qkv;  // G * H heads of queries, then G of keys, then G of values
@@ -46,28 +49,31 @@ struct Shape {
   float scale = 1;           // of the attention scores
 };
 
-// Where a sequence of a pass is, if sequences have different numbers of tokens.
+// The place of a sequence in a packed pass, in which sequences have different numbers of tokens.
 struct Sequence {
-  int64_t first = 0;        // of all tokens, the sequence's first
-  int64_t start = 0;        // the slot of that one
-  int64_t slots = 0;        // slots that its tokens see
-  int64_t mask = 0;         // where its mask begins
+  int64_t first = 0;        // index of the sequence's first token
+  int64_t start = 0;        // cache slot of that token
+  int64_t slots = 0;        // number of slots that its tokens see
+  int64_t mask = 0;         // offset of its mask
   int64_t mask_stride = 0;  // from one query to the next
 };
 
-enum Parts : int32_t { PROJECT = 1, FINISH = 2 };  // of a layer: up to what it stores; from its attention on
+// Parts of a layer: PROJECT ends with the stored keys and values, FINISH begins with attention.
+enum Parts : int32_t { PROJECT = 1, FINISH = 2 };
 
-// A pass over N tokens through `count` layers, and through the last norm and the head if there is one.
+// A pass over N tokens through `count` layers, and through the last norm and the head if there is
+// one.
 struct Pass {
   Shape shape;
   int32_t parts = PROJECT | FINISH;
-  int64_t sequences = 0, tokens = 0;     // R, n
-  const Sequence* table = nullptr;       // [R + 1], the last one begins at token N; null: all have n tokens and see `slots`
+  int64_t sequences = 0, tokens = 0;  // R, n
+  // [R + 1] with an end mark at token N. Null: all sequences have n tokens and see `slots` slots.
+  const Sequence* table = nullptr;
   const Layer* const* layers = nullptr;  // [count]
   int64_t count = 0;
-  const void* input = nullptr;     // [N, inputs of qkv] what the first layer reads
-  const void* residual = nullptr;  // [N, hidden] what the first attention's output is added to
-  void* const* outputs = nullptr;  // [count] where each layer's [N, hidden] goes
+  const void* input = nullptr;     // [N, inputs of qkv] input of the first layer
+  const void* residual = nullptr;  // [N, hidden] added to the first attention's output
+  void* const* outputs = nullptr;  // [count] outputs [N, hidden] of the layers; null: not needed
   const void* cosines = nullptr;   // [P, D]
   const void* sines = nullptr;
   const int64_t* positions = nullptr;  // [N] rows of cosines and sines
@@ -79,8 +85,8 @@ struct Pass {
   const void* mask = nullptr;  // [R or 1, n, S] added to the scores; the lowest number hides a slot
   int64_t mask_strides[2] = {};  // from one sequence, query to the next
   int64_t slots = 0;             // S
-  float hidden_below = 0;        // a slot is hidden if the mask is not above this
-  Norm final_norm;               // null: no head
+  float hidden_below = 0;        // a slot is visible if its mask is above this
+  Norm final_norm;               // a null weight: no norm and no head
   Linear head;
   void* final_states = nullptr;  // [N, hidden] after the last norm
   void* logits = nullptr;        // [N, outputs of head]
@@ -94,9 +100,10 @@ struct Attention {
   int32_t mask_dtype = FLOAT32;
   int64_t query_strides[3] = {};  // from one sequence, head, query to the next
   int64_t key_strides[3] = {}, value_strides[3] = {};
-  int64_t mask_strides[3] = {};    // from one sequence, head, query to the next; 0 where one serves all
-  const float* sinks = nullptr;    // [G * H] a score that takes weight and has no value
-  float scale = 1, cap = 0;        // scores are held within ± cap by tanh; 0: they are not
+  // From one sequence, head, query to the next; 0 if all share one.
+  int64_t mask_strides[3] = {};
+  const float* sinks = nullptr;  // [G * H] extra scores without a value (attention sinks)
+  float scale = 1, cap = 0;      // soft cap of the scores, cap * tanh(score / cap); 0: none
   float hidden_below = 0;
   void* outputs = nullptr;  // [R, n, G * H, value_dim]
 };
@@ -106,17 +113,21 @@ struct Kernels {
   // Return the bytes of a packed weight.
   int64_t (*packed_bytes)(int32_t type, int64_t outputs, int64_t inputs);
   // Pack a weight [outputs, inputs] of type FLOAT32, BFLOAT16 or FLOAT16.
-  void (*pack)(int32_t type, const void* weight, int64_t outputs, int64_t inputs, void* packed, int threads);
-  // Pack numbers 0 to 15 [outputs, inputs] and, for each group of 32 inputs, a step and the value of number 8 in bfloat16,
-  // [inputs / 32, outputs, 2].
-  void (*pack_int4)(const uint8_t* numbers, const uint16_t* scales, int64_t outputs, int64_t inputs, void* packed, int threads);
-  void (*linear)(const Linear& layer, int32_t dtype, const void* input, int64_t tokens, void* output, int threads);
+  void (*pack)(int32_t type, const void* weight, int64_t outputs, int64_t inputs, void* packed,
+               int threads);
+  // Pack numbers 0 to 15 [outputs, inputs] and, for each group of 32 inputs, a step and the value
+  // of number 8 in bfloat16, [inputs / 32, outputs, 2].
+  void (*pack_int4)(const uint8_t* numbers, const uint16_t* scales, int64_t outputs, int64_t inputs,
+                    void* packed, int threads);
+  void (*linear)(const Linear& layer, int32_t dtype, const void* input, int64_t tokens,
+                 void* output, int threads);
   void (*forward)(const Pass& pass, int threads);
   void (*attend)(const Attention& attention, int threads);
-  void (*rms_norm)(int32_t dtype, const void* input, const void* weight, void* output, int64_t rows, int64_t width, float epsilon);
+  void (*rms_norm)(int32_t dtype, const void* input, const void* weight, void* output, int64_t rows,
+                   int64_t width, float epsilon);
   // Rotate halves of heads [rows, heads, width] by the angles [rows, width] of their row.
-  void (*rotate)(int32_t dtype, const void* input, const void* cosines, const void* sines, void* output, int64_t rows, int64_t heads,
-                 int64_t width);
+  void (*rotate)(int32_t dtype, const void* input, const void* cosines, const void* sines,
+                 void* output, int64_t rows, int64_t heads, int64_t width);
   // Multiply silu(gate) by up.
   void (*swiglu)(int32_t dtype, const void* gate, const void* up, void* output, int64_t count);
 };

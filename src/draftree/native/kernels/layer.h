@@ -1,5 +1,5 @@
-// Decoder layers of the Llama kind, one after the other, by threads that meet between their products. Included inside an anonymous
-// namespace after sequences.h.
+// A pass through decoder layers of the Llama kind. The threads wait for each other between matrix
+// products. Included inside an anonymous namespace after sequences.h.
 
 // The weight of a linear layer in a model's own dtype.
 template <class D>
@@ -45,37 +45,43 @@ inline char* scratch(int64_t bytes) {
 
 // A thread's share of a linear layer, as rounded numbers.
 template <class D, class G>
-void linear_part(const Linear& layer, Rows x, int64_t tokens, typename D::T* output, float* sums, int thread, int threads) {
+void linear_part(const Linear& layer, Rows x, int64_t tokens, typename D::T* output, float* sums,
+                 int thread, int threads) {
   constexpr int64_t UNIT = G::panels(1);
-  multiply<G>(x, tokens, layer.inputs, layer.weight, UNIT, share(panels_of<G>(layer.outputs), thread, threads), sums,
-              [&](int64_t first, int m, int64_t panel, int64_t panels, const float* tile_sums, int64_t ld) {
-                const int64_t at = panel * G::COLUMNS, end = at + panels * G::COLUMNS, last = end < layer.outputs ? end : layer.outputs;
-                for (int i = 0; i < m; i++)
-                  for (int64_t e = at; e < last; e += LANES)
-                    put_some<D>(output + (first + i) * layer.outputs + e, biased<D>(tile_sums + i * ld + e - at, layer.bias, e, last - e), last - e);
-              });
+  multiply<G>(
+      x, tokens, layer.inputs, layer.weight, UNIT,
+      share(panels_of<G>(layer.outputs), thread, threads), sums,
+      [&](int64_t first, int m, int64_t panel, int64_t panels, const float* tile_sums, int64_t ld) {
+        const int64_t at = panel * G::COLUMNS, end = at + panels * G::COLUMNS,
+                      last = end < layer.outputs ? end : layer.outputs;
+        for (int i = 0; i < m; i++)
+          for (int64_t e = at; e < last; e += LANES)
+            put_some<D>(output + (first + i) * layer.outputs + e,
+                        biased<D>(tile_sums + i * ld + e - at, layer.bias, e, last - e), last - e);
+      });
 }
 
-// Up to how many tokens each thread norms all by itself: that takes less time than to meet the others.
+// Up to this many tokens, each thread normalises all rows itself, which is faster than a barrier.
 constexpr int64_t OWN_TOKENS = 4;
 
-// Memory of a pass: shared by its threads, and each one's own.
+// Memory of a pass: a part that the threads share, and a private part of each.
 template <class D, class G>
 struct Buffers {
   using T = typename D::T;
   using QG = typename KeyPanels<D>::G;
-  Rows ready;      // [N] what a product reads, after a norm
-  Rows queries;    // [R, G, n * H]
-  Rows attended;   // [N, G * H * D]
-  Rows activated;  // [N, intermediate]
-  T* hidden = nullptr;              // [N, hidden] after attention
-  T* between[2] = {};               // [N, hidden] after layers whose output nobody wants
-  Rows head_ready;                  // [N] what the head reads
-  Sequence* table = nullptr;        // [R + 1]
-  int32_t* owner = nullptr;         // [N] the sequence of each token
-  char* own = nullptr;              // of all threads
-  int64_t own_bytes = 0;            // of each
-  int64_t sums_bytes = 0, row_bytes = 0;  // of its parts: sums of a tile, a row, rows of its own, and the rest for attention
+  Rows ready;                 // [N] normalised input of a product
+  Rows queries;               // [R, G, n * H]
+  Rows attended;              // [N, G * H * D]
+  Rows activated;             // [N, intermediate]
+  T* hidden = nullptr;        // [N, hidden] after attention
+  T* between[2] = {};         // [N, hidden] outputs of layers that are not requested
+  Rows head_ready;            // [N] input of the head
+  Sequence* table = nullptr;  // [R + 1]
+  int32_t* owner = nullptr;   // [N] the sequence of each token
+  char* own = nullptr;        // private memory of all threads
+  int64_t own_bytes = 0;      // size of each thread's private memory
+  // Sizes of its parts: sums of a tile, a row, private rows; the rest is for attention.
+  int64_t sums_bytes = 0, row_bytes = 0;
   int64_t own_rows_bytes = 0;
   int64_t bytes = 0;
 
@@ -83,28 +89,34 @@ struct Buffers {
     const Shape& s = pass.shape;
     const int64_t tokens = tokens_of(pass), wide = s.groups * s.heads * s.head_dim;
     int64_t widest = s.hidden;
-    for (int64_t i = 0; i < pass.count; i++) widest = widest < pass.layers[i]->qkv.inputs ? pass.layers[i]->qkv.inputs : widest;
+    for (int64_t i = 0; i < pass.count; i++)
+      widest = widest < pass.layers[i]->qkv.inputs ? pass.layers[i]->qkv.inputs : widest;
     Arena arena(memory);
-    auto rows = [&](int64_t count, int64_t stride) { return Rows{arena.take(count * stride), stride}; };
+    auto rows = [&](int64_t count, int64_t stride) {
+      return Rows{arena.take(count * stride), stride};
+    };
     ready = rows(tokens, G::row_bytes(widest));
     queries = rows(tokens * s.groups * s.heads, QG::row_bytes(s.head_dim));
     attended = rows(tokens, G::row_bytes(wide));
     activated = rows(tokens, G::row_bytes(s.intermediate));
     hidden = reinterpret_cast<T*>(arena.take(tokens * s.hidden * static_cast<int64_t>(sizeof(T))));
-    for (T*& each : between) each = reinterpret_cast<T*>(arena.take(tokens * s.hidden * static_cast<int64_t>(sizeof(T))));
+    for (T*& each : between)
+      each = reinterpret_cast<T*>(arena.take(tokens * s.hidden * static_cast<int64_t>(sizeof(T))));
     head_ready = rows(tokens, Native<D>::G::row_bytes(s.hidden));
     sums_bytes = 4 * MAX_TOKENS * (s.head_dim > 4 * 32 ? s.head_dim : 4 * 32);
     row_bytes = round_up(4 * (widest > wide ? widest : wide), 64);
     const int64_t stride = ready.stride > head_ready.stride ? ready.stride : head_ready.stride;
     own_rows_bytes = tokens <= OWN_TOKENS ? round_up(tokens * stride, 64) : 0;
     own_bytes = round_up(sums_bytes + row_bytes + own_rows_bytes + attention_bytes(pass), 128);
-    table = reinterpret_cast<Sequence*>(arena.take((pass.sequences + 1) * static_cast<int64_t>(sizeof(Sequence))));
+    table = reinterpret_cast<Sequence*>(
+        arena.take((pass.sequences + 1) * static_cast<int64_t>(sizeof(Sequence))));
     owner = reinterpret_cast<int32_t*>(arena.take(tokens * 4));
     own = arena.take(own_bytes * threads);
     bytes = arena.used();
   }
 };
 
+// One thread's share of a pass.
 template <class D, class G>
 class Member {
   using T = typename D::T;
@@ -113,7 +125,12 @@ class Member {
 
  public:
   Member(const Pass& pass, const Buffers<D, G>& buffers, Barrier& barrier, int thread, int threads)
-      : pass_(pass), shape_(pass.shape), buffers_(buffers), barrier_(barrier), thread_(thread), threads_(threads) {
+      : pass_(pass),
+        shape_(pass.shape),
+        buffers_(buffers),
+        barrier_(barrier),
+        thread_(thread),
+        threads_(threads) {
     tokens_ = tokens_of(pass);
     char* const own = buffers.own + thread * buffers.own_bytes;
     sums_ = reinterpret_cast<float*>(own);
@@ -141,9 +158,10 @@ class Member {
  private:
   void meet() { barrier_.wait(threads_); }
 
-  // Norm, queries, keys and values, rotation.
+  // Norm, projection to queries, keys and values, rotation.
   void project(const Layer& layer, const T* input, int64_t index) {
-    const int64_t dim = shape_.head_dim, width = layer.qkv.inputs, queries = shape_.groups * shape_.heads, groups = shape_.groups;
+    const int64_t dim = shape_.head_dim, width = layer.qkv.inputs,
+                  queries = shape_.groups * shape_.heads, groups = shape_.groups;
     const Rows ready = prepare<G>(layer.input_norm, input, width, buffers_.ready);
     T* const keys = static_cast<T*>(pass_.keys) + index * pass_.key_layer;
     T* const values = static_cast<T*>(pass_.values) + index * pass_.value_layer;
@@ -158,24 +176,33 @@ class Member {
                     const Sequence& its = buffers_.table[sequence];
                     const int64_t at = token - its.first, slot = its.start + at;
                     float* const mine = row_;
-                    for (int64_t e = 0; e < dim; e += LANES) store(mine + e, biased<D>(sums + i * ld + e, layer.qkv.bias, head * dim + e, LANES));
+                    for (int64_t e = 0; e < dim; e += LANES)
+                      store(mine + e,
+                            biased<D>(sums + i * ld + e, layer.qkv.bias, head * dim + e, LANES));
                     if (head < queries) {
                       turn(layer.q_norm, token, mine);
                       const int64_t many = buffers_.table[sequence + 1].first - its.first;
-                      const int64_t row = (its.first * groups + head / shape_.heads * many + at) * shape_.heads + head % shape_.heads;
+                      const int64_t row =
+                          (its.first * groups + head / shape_.heads * many + at) * shape_.heads +
+                          head % shape_.heads;
                       QG::put(buffers_.queries.at(row), 0, mine, dim, dim);
                     } else if (head < queries + groups) {
                       turn(layer.k_norm, token, mine);
-                      narrow_row<D>(mine, dim, keys + sequence * pass_.key_strides[0] + (head - queries) * pass_.key_strides[1] + slot * pass_.key_strides[2]);
+                      narrow_row<D>(mine, dim,
+                                    keys + sequence * pass_.key_strides[0] +
+                                        (head - queries) * pass_.key_strides[1] +
+                                        slot * pass_.key_strides[2]);
                     } else {
                       narrow_row<D>(mine, dim,
-                                    values + sequence * pass_.value_strides[0] + (head - queries - groups) * pass_.value_strides[1] + slot * pass_.value_strides[2]);
+                                    values + sequence * pass_.value_strides[0] +
+                                        (head - queries - groups) * pass_.value_strides[1] +
+                                        slot * pass_.value_strides[2]);
                     }
                   }
                 });
   }
 
-  // Norm a head, where its model does that, and rotate it.
+  // Normalise a head, if the model does so, and rotate it.
   void turn(const Norm& norm, int64_t token, float* head) {
     const int64_t dim = shape_.head_dim;
     if (norm.weight != nullptr) {
@@ -184,33 +211,43 @@ class Member {
       norm_row<D>(held, static_cast<const T*>(norm.weight), norm.epsilon, dim, head);
     }
     const int64_t angle = pass_.positions[token] * dim;
-    rotate_row<D>(head, static_cast<const T*>(pass_.cosines) + angle, static_cast<const T*>(pass_.sines) + angle, dim, head);
+    rotate_row<D>(head, static_cast<const T*>(pass_.cosines) + angle,
+                  static_cast<const T*>(pass_.sines) + angle, dim, head);
   }
 
-  // Attention, what it is added to, and the feed-forward layer.
+  // Attention, the residual sum, and the feed-forward layer.
   void finish(const Layer& layer, const T* residual, T* output, int64_t index) {
-    const int64_t hidden = shape_.hidden, dim = shape_.head_dim, wide = shape_.groups * shape_.heads * dim;
+    const int64_t hidden = shape_.hidden, dim = shape_.head_dim,
+                  wide = shape_.groups * shape_.heads * dim;
     Attention a;
     const T* const keys = static_cast<const T*>(pass_.keys) + index * pass_.key_layer;
     const T* const values = static_cast<const T*>(pass_.values) + index * pass_.value_layer;
     a.sequences = 1, a.groups = shape_.groups, a.heads = shape_.heads;
     a.key_dim = a.value_dim = dim;
     a.dtype = a.mask_dtype = D::TYPE;
-    for (int i = 0; i < 3; i++) a.key_strides[i] = pass_.key_strides[i], a.value_strides[i] = pass_.value_strides[i];
+    for (int i = 0; i < 3; i++)
+      a.key_strides[i] = pass_.key_strides[i], a.value_strides[i] = pass_.value_strides[i];
     a.scale = shape_.scale, a.hidden_below = pass_.hidden_below;
-    share_sequences(buffers_.table, pass_.sequences, a.groups, a.heads, thread_, threads_, [&](int64_t r, int64_t group, int64_t begin, int64_t end) {
-      const Sequence& its = buffers_.table[r];
-      a.tokens = buffers_.table[r + 1].first - its.first, a.slots = its.slots;
-      a.keys = keys + r * pass_.key_strides[0], a.values = values + r * pass_.value_strides[0];
-      a.mask = static_cast<const T*>(pass_.mask) + its.mask, a.mask_strides[2] = its.mask_stride;
-      const AttentionScratch own(attention_, a.slots, dim, dim);
-      const int64_t first = (its.first * a.groups + group * a.tokens) * a.heads + begin;
-      attend_rows<D>(a, 0, group, begin, end, {buffers_.queries.at(first), buffers_.queries.stride}, own, [&](int64_t row, float* out) {
-        for (int64_t e = 0; e < dim; e += LANES) store(out + e, D::round(load(out + e)));
-        const int64_t token = its.first + row / a.heads, head = group * a.heads + row % a.heads;
-        G::put(buffers_.attended.at(token), head * dim, out, dim, wide);
-      });
-    });
+    share_sequences(
+        buffers_.table, pass_.sequences, a.groups, a.heads, thread_, threads_,
+        [&](int64_t r, int64_t group, int64_t begin, int64_t end) {
+          const Sequence& its = buffers_.table[r];
+          a.tokens = buffers_.table[r + 1].first - its.first, a.slots = its.slots;
+          a.keys = keys + r * pass_.key_strides[0], a.values = values + r * pass_.value_strides[0];
+          a.mask = static_cast<const T*>(pass_.mask) + its.mask,
+          a.mask_strides[2] = its.mask_stride;
+          const AttentionScratch own(attention_, a.slots, dim, dim);
+          const int64_t first = (its.first * a.groups + group * a.tokens) * a.heads + begin;
+          attend_rows<D>(a, 0, group, begin, end,
+                         {buffers_.queries.at(first), buffers_.queries.stride}, own,
+                         [&](int64_t row, float* out) {
+                           for (int64_t e = 0; e < dim; e += LANES)
+                             store(out + e, D::round(load(out + e)));
+                           const int64_t token = its.first + row / a.heads,
+                                         head = group * a.heads + row % a.heads;
+                           G::put(buffers_.attended.at(token), head * dim, out, dim, wide);
+                         });
+        });
     meet();
     add_product(layer.o_proj, buffers_.attended, residual, buffers_.hidden);
     meet();
@@ -224,8 +261,10 @@ class Member {
                   for (int i = 0; i < m; i++) {
                     float both[32];
                     for (int e = 0; e < 32; e += LANES) {
-                      const V gate = biased<D>(sums + i * ld + e, layer.gate_up.bias, at + e, LANES);
-                      const V up = biased<D>(sums + i * ld + 32 + e, layer.gate_up.bias, at + 32 + e, LANES);
+                      const V gate =
+                          biased<D>(sums + i * ld + e, layer.gate_up.bias, at + e, LANES);
+                      const V up =
+                          biased<D>(sums + i * ld + 32 + e, layer.gate_up.bias, at + 32 + e, LANES);
                       store(both + e, D::round(gated<D>(gate, up)));
                     }
                     G::put(buffers_.activated.at(first + i), at / 2, both, 32, shape_.intermediate);
@@ -235,9 +274,10 @@ class Member {
     add_product(layer.down, buffers_.activated, buffers_.hidden, output);
   }
 
-  // Norm rows, or take them as they are, and return them in the layout of a product.
+  // Return rows in the layout of a product's input, normalised if there is a norm.
   //
-  // Each thread does all of a few tokens in its own memory; of more it does some, and meets the others.
+  // Up to OWN_TOKENS tokens, each thread prepares all rows in its private memory. Above, the
+  // threads share the rows and wait for each other.
   template <class To>
   Rows prepare(const Norm& norm, const T* input, int64_t width, Rows shared, T* states = nullptr) {
     const bool own = tokens_ <= OWN_TOKENS;
@@ -251,30 +291,36 @@ class Member {
         widen_row<D>(x, width, row_);
       }
       To::put(to.at(token), 0, row_, width, width);
-      if (states != nullptr && (!own || thread_ == 0)) narrow_row<D>(row_, width, states + token * width);
+      if (states != nullptr && (!own || thread_ == 0))
+        narrow_row<D>(row_, width, states + token * width);
     }
     if (!own) meet();
     return to;
   }
 
-  // Add what a linear layer makes of rows to other rows; both are rounded, as torch does.
+  // Add the output of a linear layer to other rows; output and sum are rounded, as in torch.
   void add_product(const Linear& layer, Rows x, const T* before, T* output) {
     constexpr int64_t UNIT = G::panels(1);
-    multiply<G>(x, tokens_, layer.inputs, layer.weight, UNIT, share(panels_of<G>(layer.outputs), thread_, threads_), sums_,
-                [&](int64_t first, int m, int64_t panel, int64_t panels, const float* sums, int64_t ld) {
-                  const int64_t at = panel * G::COLUMNS;
-                  for (int i = 0; i < m; i++) {
-                    const T* const old = before + (first + i) * layer.outputs + at;
-                    T* const to = output + (first + i) * layer.outputs + at;
-                    for (int64_t e = 0; e < panels * G::COLUMNS; e += LANES)
-                      D::put(to + e, D::get(old + e) + biased<D>(sums + i * ld + e, layer.bias, at + e, LANES));
-                  }
-                });
+    multiply<G>(
+        x, tokens_, layer.inputs, layer.weight, UNIT,
+        share(panels_of<G>(layer.outputs), thread_, threads_), sums_,
+        [&](int64_t first, int m, int64_t panel, int64_t panels, const float* sums, int64_t ld) {
+          const int64_t at = panel * G::COLUMNS;
+          for (int i = 0; i < m; i++) {
+            const T* const old = before + (first + i) * layer.outputs + at;
+            T* const to = output + (first + i) * layer.outputs + at;
+            for (int64_t e = 0; e < panels * G::COLUMNS; e += LANES)
+              D::put(to + e,
+                     D::get(old + e) + biased<D>(sums + i * ld + e, layer.bias, at + e, LANES));
+          }
+        });
   }
 
   void head(const T* input) {
-    const Rows ready = prepare<NG>(pass_.final_norm, input, shape_.hidden, buffers_.head_ready, static_cast<T*>(pass_.final_states));
-    linear_part<D, NG>(pass_.head, ready, tokens_, static_cast<T*>(pass_.logits), sums_, thread_, threads_);
+    const Rows ready = prepare<NG>(pass_.final_norm, input, shape_.hidden, buffers_.head_ready,
+                                   static_cast<T*>(pass_.final_states));
+    linear_part<D, NG>(pass_.head, ready, tokens_, static_cast<T*>(pass_.logits), sums_, thread_,
+                       threads_);
   }
 
  public:

@@ -1,7 +1,8 @@
-// Vectors of float for the instruction set that this file is compiled for. Included inside an anonymous namespace.
+// Vectors of float for the instruction set that this file is compiled for. Included inside an
+// anonymous namespace.
 //
-// Products and sums are fused only where it is written (`fused`), so that a chain of operations has the same bits in every loop;
-// the build turns off the compiler's own contraction.
+// Products and sums are fused only where it is written (`fused`), so that a chain of operations has
+// the same bits in every loop; the build turns off the compiler's own contraction.
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #define DRAFTREE_AVX512
@@ -47,10 +48,11 @@ inline V fused(V a, V b, V c) {
 #endif
 }
 
-inline V larger(V a, V b) { return a < b ? b : a; }  // a where one is no number
+inline V larger(V a, V b) { return a < b ? b : a; }  // a if one is NaN
 inline V smaller(V a, V b) { return a > b ? b : a; }
 
-// Between halves and words, by the instructions themselves: GCC converts vectors of 16 in two parts.
+// Between halves and words, by the instructions themselves: GCC converts vectors of 16 in two
+// parts.
 inline U widen_halves(H h) {
 #if defined(DRAFTREE_AVX512)
   return (U)_mm512_cvtepu16_epi32((__m256i)h);
@@ -68,7 +70,8 @@ inline H lower_halves(U words) {
 #endif
 }
 
-// bfloat16 and float16 as float32, and back, rounded to the nearest; of two equally near, to the even one.
+// bfloat16 and float16 as float32, and back, rounded to the nearest; of two equally near, to the
+// even one.
 inline V widen_bfloat16(H h) { return (V)(widen_halves(h) << 16); }
 inline V round_bfloat16(V v) {
   const U bits = (U)v;
@@ -98,7 +101,8 @@ inline V widen_float16(H h) { return (V)vcvt_f32_f16((float16x4_t)h); }
 inline H narrow_float16(V v) { return (H)vcvt_f16_f32((float32x4_t)v); }
 #else
 inline V widen_float16(H h) {
-  // The exponent is moved from bias 15 to 127 by a multiplication, which makes subnormal numbers normal, too.
+  // The exponent is moved from bias 15 to 127 by a multiplication, which makes subnormal numbers
+  // normal, too.
   const U bits = __builtin_convertvector(h, U);
   const U sign = (bits & 0x8000u) << 16, size = (bits & 0x7FFFu) << 13;
   const U finite = (U)((V)size * splat(0x1p112f)), other = size | 0x7F800000u;
@@ -107,7 +111,8 @@ inline V widen_float16(H h) {
 inline H narrow_float16(V v) {
   const U bits = (U)v, sign = (bits >> 16) & 0x8000u, size = bits & 0x7FFFFFFFu;
   const U normal = (size - (112u << 23) + (0x0FFFu + ((size >> 13) & 1u))) >> 13;
-  const U subnormal = (U)((V)size + splat(0.5f)) - (126u << 23);  // its last bit is worth 2^-24, float16's smallest step
+  // The last bit of the sum is worth 2^-24, float16's smallest step.
+  const U subnormal = (U)((V)size + splat(0.5f)) - (126u << 23);
   U half = size < (113u << 23) ? subnormal : normal;
   half = size >= 0x477FF000u ? U{} + 0x7C00u : half;  // rounds to 65536 or more
   half = size > 0x7F800000u ? U{} + 0x7E00u : half;

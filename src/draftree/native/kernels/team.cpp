@@ -29,7 +29,8 @@ void run_member(void* data) {
   region->work(region->context, openmp_thread(), openmp_threads());
 }
 
-// Threads of our own, for platforms whose torch brings no libgomp. They look for work for a while, then sleep.
+// Threads of our own, for platforms whose torch brings no libgomp. They look for work for a while,
+// then sleep.
 class Pool {
  public:
   void run(int threads, Work work, void* context) {
@@ -54,7 +55,8 @@ class Pool {
  private:
   void serve(int number, int64_t seen) {
     for (;;) {
-      for (int looks = 0; looks < 20000 && round_.load(std::memory_order_acquire) == seen; looks++) {
+      for (int looks = 0; looks < 20000 && round_.load(std::memory_order_acquire) == seen;
+           looks++) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
@@ -82,7 +84,8 @@ class Pool {
 Pool* pool = new Pool;  // never deleted: its threads outlive static destructors
 
 #if !defined(_WIN32)
-// A child process has none of its parent's threads, neither ours nor OpenMP's: it uses a pool of its own.
+// A child process has none of its parent's threads, neither ours nor OpenMP's: it uses a pool of
+// its own.
 void forget_threads() {
   openmp_fork = nullptr;
   pool = new Pool;

@@ -1,8 +1,9 @@
 // NumPy arrays as arguments and results of the loops.
 //
-// `Array<T, N>` reads an argument through the buffer protocol: no allocation, half the time of nanobind::ndarray for each of the
-// up to twenty arguments. Strides are free, the dtype and the number of dimensions are checked (not the dtype of an empty array,
-// which stands for "none"). T is const for what is only read. An argument stays alive during the call, so that its data does, too.
+// `Array<T, N>` reads an argument through the buffer protocol: no allocation, half the time of
+// nanobind::ndarray for each of the up to twenty arguments. Strides are free, the dtype and the
+// number of dimensions are checked (not the dtype of an empty array, which stands for "none"). T is
+// const for what is only read. An argument stays alive during the call, so that its data does, too.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -28,7 +29,9 @@ struct Array {
   }
   T& operator()(int64_t i) const { return data[i * stride[0]]; }
   T& operator()(int64_t i, int64_t j) const { return data[i * stride[0] + j * stride[1]]; }
-  T& operator()(int64_t i, int64_t j, int64_t k) const { return data[i * stride[0] + j * stride[1] + k * stride[2]]; }
+  T& operator()(int64_t i, int64_t j, int64_t k) const {
+    return data[i * stride[0] + j * stride[1] + k * stride[2]];
+  }
   T* begin_row(int64_t i) const { return data + i * stride[0]; }
 };
 
@@ -40,10 +43,13 @@ using Flags = Array<const bool, 1>;
 using Flags2 = Array<const bool, 2>;
 using Shorts = Array<const int32_t, 1>;
 
-// Return whether a format of the buffer protocol stands for numbers like T; their size is compared apart.
+// Return whether a format of the buffer protocol stands for numbers like T; their size is compared
+// apart.
 template <class T>
 bool is_format(const char* format) {
-  const char c = format == nullptr ? 'B' : (format[0] == '<' || format[0] == '=' || format[0] == '@') ? format[1] : format[0];
+  const char c = format == nullptr                                            ? 'B'
+                 : (format[0] == '<' || format[0] == '=' || format[0] == '@') ? format[1]
+                                                                              : format[0];
   if (std::is_same_v<T, bool>) return c == '?';
   if (std::is_floating_point_v<T>) return c == 'f' || c == 'd';
   if (std::is_signed_v<T>) return c == 'b' || c == 'h' || c == 'i' || c == 'l' || c == 'q';
@@ -65,9 +71,11 @@ bool read_array(PyObject* object, Array<T, N>& into) noexcept {
     into.shape[d] = view.shape[d];
     into.stride[d] = view.strides[d] / static_cast<int64_t>(sizeof(T));
     count *= view.shape[d];
-    fits = count == 0 || view.strides[d] % static_cast<int64_t>(sizeof(T)) == 0 || view.shape[d] == 1;
+    fits =
+        count == 0 || view.strides[d] % static_cast<int64_t>(sizeof(T)) == 0 || view.shape[d] == 1;
   }
-  fits = fits && (count == 0 || (view.itemsize == sizeof(T) && is_format<std::remove_const_t<T>>(view.format)));
+  fits = fits && (count == 0 ||
+                  (view.itemsize == sizeof(T) && is_format<std::remove_const_t<T>>(view.format)));
   into.data = static_cast<T*>(view.buf);
   PyBuffer_Release(&view);
   return fits;
@@ -77,12 +85,18 @@ bool read_array(PyObject* object, Array<T, N>& into) noexcept {
 template <class A>
 A field(nb::handle tuple, Py_ssize_t i) {
   A found;
-  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_Size(tuple.ptr()) || !read_array(PyTuple_GetItem(tuple.ptr(), i), found))
-    throw nb::type_error("a field of a tuple is not an array of the expected dtype and number of dimensions");
+  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_Size(tuple.ptr()) ||
+      !read_array(PyTuple_GetItem(tuple.ptr(), i), found))
+    throw nb::type_error(
+        "a field of a tuple is not an array of the expected dtype and number of dimensions");
   return found;
 }
-inline int64_t whole_field(nb::handle tuple, Py_ssize_t i) { return nb::cast<int64_t>(nb::handle(PyTuple_GetItem(tuple.ptr(), i))); }
-inline double real_field(nb::handle tuple, Py_ssize_t i) { return nb::cast<double>(nb::handle(PyTuple_GetItem(tuple.ptr(), i))); }
+inline int64_t whole_field(nb::handle tuple, Py_ssize_t i) {
+  return nb::cast<int64_t>(nb::handle(PyTuple_GetItem(tuple.ptr(), i)));
+}
+inline double real_field(nb::handle tuple, Py_ssize_t i) {
+  return nb::cast<double>(nb::handle(PyTuple_GetItem(tuple.ptr(), i)));
+}
 
 // A new array, and the Python object that owns it.
 template <class T, int N>
@@ -94,11 +108,16 @@ nb::object empty_array(const char* dtype, int dimensions, const int64_t* shape);
 
 template <class T>
 constexpr const char* dtype_name() {
-  if constexpr (std::is_same_v<T, bool>) return "?";
-  else if constexpr (std::is_same_v<T, double>) return "d";
-  else if constexpr (std::is_same_v<T, float>) return "f";
-  else if constexpr (std::is_same_v<T, int32_t>) return "i4";
-  else return "i8";
+  if constexpr (std::is_same_v<T, bool>)
+    return "?";
+  else if constexpr (std::is_same_v<T, double>)
+    return "d";
+  else if constexpr (std::is_same_v<T, float>)
+    return "f";
+  else if constexpr (std::is_same_v<T, int32_t>)
+    return "i4";
+  else
+    return "i8";
 }
 
 template <class T, class... Extents>
@@ -107,7 +126,8 @@ Result<T, sizeof...(Extents)> make_array(Extents... extents) {
   const int64_t shape[N] = {static_cast<int64_t>(extents)...};
   Result<T, N> made;
   made.object = empty_array(dtype_name<T>(), N, shape);
-  if (!read_array(made.object.ptr(), static_cast<Array<T, N>&>(made))) throw nb::type_error("numpy.empty returned another array");
+  if (!read_array(made.object.ptr(), static_cast<Array<T, N>&>(made)))
+    throw nb::type_error("numpy.empty returned another array");
   return made;
 }
 
@@ -141,7 +161,9 @@ struct array_caster {
   explicit operator Value() { return value; }
   Value value;
 
-  bool from_python(handle source, uint32_t, cleanup_list*) noexcept { return read_array(source.ptr(), value); }
+  bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
+    return read_array(source.ptr(), value);
+  }
 };
 template <class T, int N>
 struct type_caster<draftree::Array<T, N>> : array_caster<draftree::Array<T, N>> {};

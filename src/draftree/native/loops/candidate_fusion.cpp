@@ -1,4 +1,5 @@
-// Candidates of several drafters in one list, and calibrations that are learnt: see merge_candidates.py and logistic.py.
+// Candidates of several drafters in one list, and calibrations that are learnt: see
+// merge_candidates.py and logistic.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cmath>
@@ -21,9 +22,9 @@ double odds(double log_q, double certain) {
   return log_of(q) - log_of(1 - q);
 }
 
-std::tuple<Out<double, 3>, Out<double, 2>, Out<double, 2>, Out<double, 2>> judged(const In<double, 2>& log_q, const In<double, 2>& guide,
-                                                                                  const In<double>& recent, const In<double, 2>& weights,
-                                                                                  double neutral, double certain) {
+std::tuple<Out<double, 3>, Out<double, 2>, Out<double, 2>, Out<double, 2>> judged(
+    const In<double, 2>& log_q, const In<double, 2>& guide, const In<double>& recent,
+    const In<double, 2>& weights, double neutral, double certain) {
   const int64_t nodes = log_q.size(0), width = log_q.size(1);
   auto x = Out<double, 3>::empty({nodes, width, 4});
   auto value = Out<double, 2>::full({nodes, width}, 0.0);
@@ -51,9 +52,10 @@ std::tuple<Out<double, 3>, Out<double, 2>, Out<double, 2>, Out<double, 2>> judge
   return {x, value, theirs, place};
 }
 
-std::tuple<Out<double, 2>, Out<bool>, double> judgements(const In<int64_t>& numbers, const In<double, 2>& place, const In<int64_t, 2>& tokens,
-                                                         const In<double, 3>& x, const In<int64_t>& kept, const In<int64_t>& nexts,
-                                                         double recent, double share) {
+std::tuple<Out<double, 2>, Out<bool>, double> judgements(
+    const In<int64_t>& numbers, const In<double, 2>& place, const In<int64_t, 2>& tokens,
+    const In<double, 3>& x, const In<int64_t>& kept, const In<int64_t>& nexts, double recent,
+    double share) {
   const int64_t nodes = x.size(0), width = x.size(1), features = x.size(2);
   auto examples = Out<double, 2>::empty({nodes * width, features});
   auto right = Out<bool>::empty({nodes * width});
@@ -76,9 +78,9 @@ std::tuple<Out<double, 2>, Out<bool>, double> judgements(const In<int64_t>& numb
   return {examples.first(count), right.first(count), recent};
 }
 
-std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(const In<int64_t, 2>& tokens, const In<double, 2>& log_q,
-                                                                   const In<double, 2>& value, const In<double, 2>& seen,
-                                                                   const In<int64_t>& bits, int64_t k, double most, double certain) {
+std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(
+    const In<int64_t, 2>& tokens, const In<double, 2>& log_q, const In<double, 2>& value,
+    const In<double, 2>& seen, const In<int64_t>& bits, int64_t k, double most, double certain) {
   const int64_t nodes = tokens.size(0), columns = tokens.size(1), width = std::min(k, columns);
   struct Candidate {
     int64_t id, by;
@@ -108,11 +110,15 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(const In<int6
       listed += it.worth > 0 ? 0.0 : exp_of(it.guide);
     }
     const double cut = most / larger_of(total, most);
-    const double shift = total > 0 ? log_of(1 - total * cut) - log_of(larger_of(rest, larger_of(listed, certain))) : 0.0;
-    for (Candidate& it : candidates) it.guide = it.worth > 0 ? log_of(it.worth * cut) : it.guide + shift;
-    std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-      return a.guide > b.guide || (std::isnan(b.guide) && !std::isnan(a.guide));
-    });
+    const double shift =
+        total > 0 ? log_of(1 - total * cut) - log_of(larger_of(rest, larger_of(listed, certain)))
+                  : 0.0;
+    for (Candidate& it : candidates)
+      it.guide = it.worth > 0 ? log_of(it.worth * cut) : it.guide + shift;
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) {
+                       return a.guide > b.guide || (std::isnan(b.guide) && !std::isnan(a.guide));
+                     });
     counts[f] = std::min<int64_t>(width, candidates.size());
     used = std::max(used, counts[f]);
     best.insert(best.end(), candidates.begin(), candidates.begin() + counts[f]);
@@ -131,8 +137,10 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(const In<int6
   return {token, found, parts};
 }
 
-std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights, const In<double, 2>& information, double prior,
-                                               const In<double, 2>& x, const In<bool>& right, double forgetting, double least) {
+std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights,
+                                               const In<double, 2>& information, double prior,
+                                               const In<double, 2>& x, const In<bool>& right,
+                                               double forgetting, double least) {
   const int64_t width = weights.size(0);
   auto known = Out<double, 2>::empty({width, width});
   auto moved = Out<double>::empty({width});
@@ -149,7 +157,8 @@ std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights, const 
       for (int64_t b = 0; b < width; b++) known(a, b) += curvature * x(m, a) * x(m, b);
     }
   }
-  const auto L = [&](int64_t a, int64_t b) -> double& { return lower[a * width + b]; };  // known is L Lᵀ
+  // The Cholesky factor: known = L Lᵀ.
+  const auto L = [&](int64_t a, int64_t b) -> double& { return lower[a * width + b]; };
   for (int64_t a = 0; a < width; a++) {
     for (int64_t b = 0; b <= a; b++) {
       double rest = known(a, b);

@@ -1,4 +1,5 @@
-// Logarithm and exponential of float64 with the bits of log_exp.py and scalar_log_exp.py, which explain the series.
+// Logarithm and exponential of float64 with the bits of log_exp.py and scalar_log_exp.py, which
+// explain the series.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -40,14 +41,16 @@ inline double log_of(double x) {
   }
   const auto bits = same_bits<int64_t>(x);
   const int64_t power = (bits - ROOT) >> 52;
-  const double m = same_bits<double>(static_cast<uint64_t>(bits) - (static_cast<uint64_t>(power) << 52));
+  const double m =
+      same_bits<double>(static_cast<uint64_t>(bits) - (static_cast<uint64_t>(power) << 52));
   const double s = (m - 1.0) / (m + 1.0), z = s * s, twice = s + s;
   double series = z * (1.0 / (2 * TERMS + 1));
   for (int n = TERMS - 1; n > 0; n--) series = z * (series + 1.0 / (2 * n + 1));
   return static_cast<double>(power) * LN2 + (twice + twice * series);
 }
 
-// Return x rounded to a multiple of 2^-40, for |x| < 2048: sums of such numbers do not depend on their order.
+// Return x rounded to a multiple of 2^-40, for |x| < 2048: sums of such numbers do not depend on
+// their order.
 inline double round_to_unit(double x) {
   constexpr double ROUNDING = 1.5 * 4096.0;
   return x + ROUNDING - ROUNDING;

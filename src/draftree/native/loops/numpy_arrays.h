@@ -1,7 +1,7 @@
 // NumPy arrays as arguments and results of C++ functions.
 //
-// NumPy's own C API is used because a call of a loop takes a few microseconds: nanobind's ndarray takes a quarter of one for each
-// argument and more than one for each result.
+// NumPy's own C API is used because a call of a loop takes a few microseconds: nanobind's ndarray
+// takes a quarter of one for each argument and more than one for each result.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -34,7 +34,8 @@ constexpr int numpy_type() {
   if constexpr (std::is_same_v<U, uint64_t>) return NPY_UINT64;
 }
 
-// A C-contiguous array with N dimensions. An argument of a const type may have other strides: it is copied then.
+// A C-contiguous array with N dimensions. An argument of a const type may have other strides: it is
+// copied then.
 template <class T, int N>
 class NumpyArray {
  public:
@@ -61,14 +62,16 @@ class NumpyArray {
   bool from(PyObject* given) noexcept {
     if (!PyArray_Check(given)) return false;
     auto* array = reinterpret_cast<PyArrayObject*>(given);
-    if (PyArray_NDIM(array) != N || !PyArray_EquivTypenums(PyArray_TYPE(array), numpy_type<T>())) return false;
+    if (PyArray_NDIM(array) != N || !PyArray_EquivTypenums(PyArray_TYPE(array), numpy_type<T>()))
+      return false;
     if (PyArray_FLAGS(array) & NPY_ARRAY_C_CONTIGUOUS && PyArray_ISBEHAVED_RO(array)) {
       if (!std::is_const_v<T> && !PyArray_ISWRITEABLE(array)) return false;
       hold(nanobind::borrow(given));
       return true;
     }
     if (!std::is_const_v<T>) return false;
-    PyObject* copy = PyArray_FromAny(given, PyArray_DescrFromType(numpy_type<T>()), N, N, NPY_ARRAY_CARRAY_RO, nullptr);
+    PyObject* copy = PyArray_FromAny(given, PyArray_DescrFromType(numpy_type<T>()), N, N,
+                                     NPY_ARRAY_CARRAY_RO, nullptr);
     if (!copy) {
       PyErr_Clear();
       return false;
@@ -86,7 +89,9 @@ class NumpyArray {
   T* data() const { return data_; }
   T& operator[](int64_t i) const { return data_[i]; }
   T& operator()(int64_t i, int64_t j) const { return data_[i * shape_[1] + j]; }
-  T& operator()(int64_t i, int64_t j, int64_t k) const { return data_[(i * shape_[1] + j) * shape_[2] + k]; }
+  T& operator()(int64_t i, int64_t j, int64_t k) const {
+    return data_[(i * shape_[1] + j) * shape_[2] + k];
+  }
   T* row(int64_t i) const { return data_ + i * (size() / std::max<int64_t>(shape_[0], 1)); }
   T* begin() const { return data_; }
   T* end() const { return data_ + size(); }
@@ -95,7 +100,8 @@ class NumpyArray {
   // Return the first `count` rows, a view.
   NumpyArray first(int64_t count) const {
     if (count == shape_[0]) return *this;
-    nanobind::object view = object_[nanobind::slice(nanobind::int_(0), nanobind::int_(count), nanobind::none())];
+    nanobind::object view =
+        object_[nanobind::slice(nanobind::int_(0), nanobind::int_(count), nanobind::none())];
     NumpyArray array;
     array.hold(std::move(view));
     return array;
@@ -131,7 +137,9 @@ template <class T, int N>
 struct type_caster<draftree::NumpyArray<T, N>> {
   using NumpyArray = draftree::NumpyArray<T, N>;
   NB_TYPE_CASTER(NumpyArray, const_name("numpy.ndarray"))
-  bool from_python(handle source, uint8_t, cleanup_list*) noexcept { return value.from(source.ptr()); }
+  bool from_python(handle source, uint8_t, cleanup_list*) noexcept {
+    return value.from(source.ptr());
+  }
   static handle from_cpp(const NumpyArray& array, rv_policy, cleanup_list*) noexcept {
     handle result = array.object();
     result.inc_ref();

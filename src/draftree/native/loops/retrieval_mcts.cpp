@@ -25,13 +25,15 @@ struct Search {
   int64_t select(int64_t start, int64_t end) const {
     int64_t siblings = 0;
     for (int64_t child = start; child < end; child++) siblings += visits[child];
-    const double exploration = c1 + std::log((static_cast<double>(siblings) + c2 + 1) / c2), root = std::sqrt(static_cast<double>(siblings));
+    const double exploration = c1 + std::log((static_cast<double>(siblings) + c2 + 1) / c2),
+                 root = std::sqrt(static_cast<double>(siblings));
     int64_t chosen = start;
     double most = -std::numeric_limits<double>::infinity();
     for (int64_t child = start; child < end; child++) {
       if (visits[child] == 0 && each_first) return child;
       const double mean = visits[child] ? total[child] / static_cast<double>(visits[child]) : 0.0;
-      const double worth = mean + exploration * prior[child] * root / static_cast<double>(1 + visits[child]);
+      const double worth =
+          mean + exploration * prior[child] * root / static_cast<double>(1 + visits[child]);
       if (worth > most) chosen = child, most = worth;
     }
     return chosen;
@@ -51,10 +53,13 @@ struct Search {
 };
 
 // `sentences` is a `SentenceTree`, `by` an `Exploration`.
-nb::tuple search_sentences(const Ints& seeds, nb::handle sentences, int64_t iterations, nb::handle by) {
+nb::tuple search_sentences(const Ints& seeds, nb::handle sentences, int64_t iterations,
+                           nb::handle by) {
   const Ints first_children = contiguous(field<Ints>(sentences, 0));
-  const int64_t nodes = first_children.shape[0], *first = first_children.data, *last = contiguous(field<Ints>(sentences, 1)).data;
-  const double *prior = contiguous(field<Reals>(sentences, 2)).data, *gain = contiguous(field<Reals>(sentences, 3)).data;
+  const int64_t nodes = first_children.shape[0], *first = first_children.data,
+                *last = contiguous(field<Ints>(sentences, 1)).data;
+  const double *prior = contiguous(field<Reals>(sentences, 2)).data,
+               *gain = contiguous(field<Reals>(sentences, 3)).data;
   const double offset = real_field(sentences, 4), c1 = real_field(by, 0), c2 = real_field(by, 1);
   const bool each_first = nb::cast<bool>(nb::handle(PyTuple_GetItem(by.ptr(), 2)));
   auto visits = make_array<int64_t>(nodes);
@@ -79,7 +84,8 @@ nb::tuple search_sentences(const Ints& seeds, nb::handle sentences, int64_t iter
             node = search.select(first[node], last[node]);
           } else {
             exist[node] = on_path, drawing = true;
-            node = search.draw(first[node], last[node], uniform(static_cast<uint64_t>(seeds(row)), draws++));
+            node = search.draw(first[node], last[node],
+                               uniform(static_cast<uint64_t>(seeds(row)), draws++));
           }
           reward += gain[node];
           if (on_path) path[length++] = node;

@@ -12,11 +12,13 @@ constexpr int64_t SEPARATOR = 4294967295, END = -1, UNKNOWN = -1;
 
 bool read_array(PyObject* object, WholeNumbers& into) noexcept {
   Py_buffer view;
-  if (!PyObject_CheckBuffer(object) || PyObject_GetBuffer(object, &view, PyBUF_FORMAT | PyBUF_ND) != 0) {
+  if (!PyObject_CheckBuffer(object) ||
+      PyObject_GetBuffer(object, &view, PyBUF_FORMAT | PyBUF_ND) != 0) {
     PyErr_Clear();
     return false;
   }
-  const bool is_signed = is_format<int64_t>(view.format), fits = view.ndim == 1 && (is_signed || is_format<uint64_t>(view.format));
+  const bool is_signed = is_format<int64_t>(view.format),
+             fits = view.ndim == 1 && (is_signed || is_format<uint64_t>(view.format));
   into.data = static_cast<const unsigned char*>(view.buf);
   into.count = fits ? view.shape[0] : 0;
   into.width = static_cast<int>(is_signed ? -view.itemsize : view.itemsize);
@@ -26,12 +28,14 @@ bool read_array(PyObject* object, WholeNumbers& into) noexcept {
 
 WholeNumbers whole_numbers_field(nb::handle tuple, Py_ssize_t i) {
   WholeNumbers found;
-  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_Size(tuple.ptr()) || !read_array(PyTuple_GetItem(tuple.ptr(), i), found))
+  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_Size(tuple.ptr()) ||
+      !read_array(PyTuple_GetItem(tuple.ptr(), i), found))
     throw nb::type_error("a field of a tuple is not a contiguous array of whole numbers");
   return found;
 }
 
-int64_t write_context(const Ints& text, int64_t text_length, const Ints& tokens, const Ints& parents, int64_t node, int64_t longest, int64_t* found) {
+int64_t write_context(const Ints& text, int64_t text_length, const Ints& tokens,
+                      const Ints& parents, int64_t node, int64_t longest, int64_t* found) {
   int64_t at = longest;
   while (node >= 0 && at > 0) {
     found[--at] = tokens(node);
@@ -44,9 +48,11 @@ int64_t write_context(const Ints& text, int64_t text_length, const Ints& tokens,
 
 namespace {
 
-// Return whether the suffix at a place comes before a query; of those that begin with it do, if `whole`, all that go on.
+// Return whether the suffix at a place comes before a query; of those that begin with it do, if
+// `whole`, all that go on.
 template <class Reader>
-bool is_before(Reader tokens, int64_t count, int64_t place, const int64_t* query, int64_t length, bool whole) {
+bool is_before(Reader tokens, int64_t count, int64_t place, const int64_t* query, int64_t length,
+               bool whole) {
   const uint64_t start = static_cast<uint64_t>(place), size = static_cast<uint64_t>(count);
   for (int64_t j = 0; j < length; j++) {
     if (start + j >= size) return true;  // beyond the end, or in a broken file
@@ -58,18 +64,23 @@ bool is_before(Reader tokens, int64_t count, int64_t place, const int64_t* query
 }
 
 template <class Reader>
-int64_t first_suffix(Reader tokens, int64_t count, const WholeNumbers& suffixes, const int64_t* query, int64_t length, bool whole) {
+int64_t first_suffix(Reader tokens, int64_t count, const WholeNumbers& suffixes,
+                     const int64_t* query, int64_t length, bool whole) {
   int64_t low = 0, high = suffixes.count;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
-    if (is_before(tokens, count, suffixes(middle), query, length, whole)) low = middle + 1;
-    else high = middle;
+    if (is_before(tokens, count, suffixes(middle), query, length, whole))
+      low = middle + 1;
+    else
+      high = middle;
   }
   return low;
 }
 
-nb::tuple search_corpus(const WholeNumbers& tokens, const WholeNumbers& suffixes, const Ints& context, int64_t longest, int64_t shortest) {
-  int64_t found = 0, low = 0, high = 0, fewest = shortest, most = std::min(longest, context.shape[0]);
+nb::tuple search_corpus(const WholeNumbers& tokens, const WholeNumbers& suffixes,
+                        const Ints& context, int64_t longest, int64_t shortest) {
+  int64_t found = 0, low = 0, high = 0, fewest = shortest,
+          most = std::min(longest, context.shape[0]);
   {
     nb::gil_scoped_release without_lock;
     std::vector<int64_t> copy(static_cast<size_t>(context.shape[0]));
@@ -79,26 +90,32 @@ nb::tuple search_corpus(const WholeNumbers& tokens, const WholeNumbers& suffixes
       while (fewest <= most) {
         const int64_t n = (fewest + most) / 2;
         int64_t at = first_suffix(reader, tokens.count, suffixes, end - n, n, false);
-        if (at < suffixes.count && suffixes(at) + n == tokens.count) at++;  // a corpus without separators ends here
-        if (at < suffixes.count && is_before(reader, tokens.count, suffixes(at), end - n, n, true)) {
+        // The end of a corpus without separators.
+        if (at < suffixes.count && suffixes(at) + n == tokens.count) at++;
+        if (at < suffixes.count &&
+            is_before(reader, tokens.count, suffixes(at), end - n, n, true)) {
           found = n, low = at, fewest = n + 1;
         } else {
           most = n - 1;
         }
       }
-      if (found) high = std::max(low + 1, first_suffix(reader, tokens.count, suffixes, end - found, found, true));
+      if (found)
+        high = std::max(low + 1,
+                        first_suffix(reader, tokens.count, suffixes, end - found, found, true));
     });
   }
   return nb::make_tuple(found, low, high);
 }
 
-nb::object continuations(const WholeNumbers& tokens, const WholeNumbers& suffixes, int64_t low, int64_t high, int64_t skip, int64_t length, int64_t most) {
+nb::object continuations(const WholeNumbers& tokens, const WholeNumbers& suffixes, int64_t low,
+                         int64_t high, int64_t skip, int64_t length, int64_t most) {
   const int64_t count = std::max<int64_t>(0, std::min(high - low, most));
   auto rows = make_array<int64_t>(count, length);
   nb::gil_scoped_release without_lock;
   tokens.visit([&](auto reader) {
     for (int64_t i = 0; i < count; i++) {
-      const uint64_t place = static_cast<uint64_t>(suffixes(low + i * (high - low) / count)) + static_cast<uint64_t>(skip);
+      const uint64_t place = static_cast<uint64_t>(suffixes(low + i * (high - low) / count)) +
+                             static_cast<uint64_t>(skip);
       int64_t *row = rows.data + i * length, j = 0;
       for (; j < length; j++) {
         const uint64_t at = place + static_cast<uint64_t>(j);
@@ -124,7 +141,9 @@ void keep_most_frequent(std::vector<Run>& runs, size_t k, std::vector<int64_t>* 
   std::vector<int64_t> order(runs.size());
   std::iota(order.begin(), order.end(), 0);
   if (runs.size() > k) {
-    const auto is_before = [&](int64_t a, int64_t b) { return runs[a].count() != runs[b].count() ? runs[a].count() > runs[b].count() : a < b; };
+    const auto is_before = [&](int64_t a, int64_t b) {
+      return runs[a].count() != runs[b].count() ? runs[a].count() > runs[b].count() : a < b;
+    };
     std::nth_element(order.begin(), order.begin() + k, order.end(), is_before);
     order.resize(k);
     std::sort(order.begin(), order.end());
@@ -154,12 +173,15 @@ nb::tuple grow_trie(const Array<const int64_t, 2>& rows, int64_t nodes) {
       }
       keep_most_frequent(runs, static_cast<size_t>(nodes));
       // Side by side below each parent, the most frequent first.
-      std::stable_sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.parent != b.parent ? a.parent < b.parent : a.count() > b.count(); });
+      std::stable_sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
+        return a.parent != b.parent ? a.parent < b.parent : a.count() > b.count();
+      });
       layer = trie.size();
       trie.insert(trie.end(), runs.begin(), runs.end());
     }
     runs = trie;
-    keep_most_frequent(runs, static_cast<size_t>(nodes + 1), &kept);  // the root is the most frequent, or the first of equals
+    // The root is the most frequent run, or the first of equally frequent ones.
+    keep_most_frequent(runs, static_cast<size_t>(nodes + 1), &kept);
   }
   const int64_t size = static_cast<int64_t>(kept.size());
   auto tokens = make_array<int64_t>(size);
@@ -174,28 +196,37 @@ nb::tuple grow_trie(const Array<const int64_t, 2>& rows, int64_t nodes) {
     if (i == 0) continue;
     number[kept[i]] = i;
     const int64_t above = number[run.parent];
-    log_q.data[i] = std::log(static_cast<double>(run.count()) / static_cast<double>(trie[run.parent].count()));
+    log_q.data[i] =
+        std::log(static_cast<double>(run.count()) / static_cast<double>(trie[run.parent].count()));
     if (children.data[above] == 0) first.data[above] = i;
     children.data[above]++;
   }
-  return nb::make_tuple(std::move(tokens.object), std::move(log_q.object), std::move(first.object), std::move(children.object));
+  return nb::make_tuple(std::move(tokens.object), std::move(log_q.object), std::move(first.object),
+                        std::move(children.object));
 }
 
-nb::object context_of(const Ints& text, const Ints& tokens, const Ints& parents, int64_t node, int64_t longest) {
+nb::object context_of(const Ints& text, const Ints& tokens, const Ints& parents, int64_t node,
+                      int64_t longest) {
   std::vector<int64_t> found(static_cast<size_t>(longest));
-  const int64_t count = write_context(text, text.shape[0], tokens, parents, node, longest, found.data());
+  const int64_t count =
+      write_context(text, text.shape[0], tokens, parents, node, longest, found.data());
   return copy_array<int64_t>(found.data() + longest - count, count);
 }
 
 // A trie as it is given: `PrefixTree`.
 struct Trie {
-  explicit Trie(nb::handle tuple) : tokens(field<Ints>(tuple, 0)), log_q(field<Reals>(tuple, 1)), first(field<Ints>(tuple, 2)), children(field<Ints>(tuple, 3)) {}
+  explicit Trie(nb::handle tuple)
+      : tokens(field<Ints>(tuple, 0)),
+        log_q(field<Reals>(tuple, 1)),
+        first(field<Ints>(tuple, 2)),
+        children(field<Ints>(tuple, 3)) {}
   Ints tokens;
   Reals log_q;
   Ints first, children;
 };
 
-nb::object follow(const Ints& known, const Ints& tokens, const Ints& parents, nb::handle prefix_tree) {
+nb::object follow(const Ints& known, const Ints& tokens, const Ints& parents,
+                  nb::handle prefix_tree) {
   const Trie trie(prefix_tree);
   const int64_t nodes = tokens.shape[0];
   auto found = make_array<int64_t>(nodes);

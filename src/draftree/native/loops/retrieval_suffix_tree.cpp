@@ -14,7 +14,11 @@ constexpr int64_t MAX_NODES = 512;  // draftree.tree.MAX_NODES
 
 struct Limits {
   explicit Limits(nb::handle tuple)
-      : longest(whole_field(tuple, 0)), length(whole_field(tuple, 1)), factor(real_field(tuple, 2)), least(real_field(tuple, 3)), places(whole_field(tuple, 4)) {}
+      : longest(whole_field(tuple, 0)),
+        length(whole_field(tuple, 1)),
+        factor(real_field(tuple, 2)),
+        least(real_field(tuple, 3)),
+        places(whole_field(tuple, 4)) {}
   int64_t longest, length;
   double factor, least;
   int64_t places;
@@ -22,7 +26,11 @@ struct Limits {
 
 // Earlier outputs: `Outputs`.
 struct Memory {
-  explicit Memory(nb::handle tuple) : tokens(contiguous(field<Shorts>(tuple, 0))), order(contiguous(field<Shorts>(tuple, 1))), blocks(field<Ints>(tuple, 2)), sorted_blocks(field<Ints>(tuple, 3)) {}
+  explicit Memory(nb::handle tuple)
+      : tokens(contiguous(field<Shorts>(tuple, 0))),
+        order(contiguous(field<Shorts>(tuple, 1))),
+        blocks(field<Ints>(tuple, 2)),
+        sorted_blocks(field<Ints>(tuple, 3)) {}
   Shorts tokens, order;
   Ints blocks, sorted_blocks;
 };
@@ -37,7 +45,8 @@ struct Occurrences {
   }
 };
 
-// A drafted tree: [M, 2] tokens and their parents, and [M] the share of each; `score` is the sum of its path probabilities.
+// A drafted tree: [M, 2] tokens and their parents, and [M] the share of each; `score` is the sum of
+// its path probabilities.
 struct Grown {
   std::vector<int32_t> nodes;
   std::vector<double> shares;
@@ -54,14 +63,17 @@ struct Draft {
   int32_t parent(int64_t node) const { return nodes[2 * node + 1]; }
 };
 
-Draft draft_of(const Grown& grown) { return {grown.nodes.data(), grown.shares.data(), static_cast<int64_t>(grown.shares.size())}; }
+Draft draft_of(const Grown& grown) {
+  return {grown.nodes.data(), grown.shares.data(), static_cast<int64_t>(grown.shares.size())};
+}
 
 // The first `limits.places` by falling length; equals stay in their order.
 Occurrences longest_first(const Occurrences& found, const Limits& limits) {
   std::vector<int64_t> begin(static_cast<size_t>(limits.longest + 2));
   for (int32_t n : found.lengths) begin[limits.longest - n + 1]++;
   for (int64_t n = 0; n <= limits.longest; n++) begin[n + 1] += begin[n];
-  const int64_t count = static_cast<int64_t>(found.places.size()), kept = std::min(count, limits.places);
+  const int64_t count = static_cast<int64_t>(found.places.size()),
+                kept = std::min(count, limits.places);
   Occurrences sorted;
   sorted.places.resize(kept);
   sorted.lengths.resize(kept);
@@ -90,7 +102,8 @@ Occurrences in_text(const int32_t* text, int64_t end, const Limits& limits) {
   Occurrences found;
   int64_t whole = 0;
   const int32_t* last = text + end - 1;
-  for (int64_t place = last_place(text, end - 1, *last); place >= 0; place = last_place(text, place, *last)) {
+  for (int64_t place = last_place(text, end - 1, *last); place >= 0;
+       place = last_place(text, place, *last)) {
     int64_t n = 1;
     while (n < limits.longest && n <= place && text[place - n] == last[-n]) n++;
     found.add(place, n);
@@ -105,32 +118,43 @@ struct Comparison {
   int sign;       // of the next, 0 where there is none
 };
 
-Comparison compare(const int32_t* tokens, int64_t start, int64_t place, const int32_t* text, int64_t end, int64_t most) {
+Comparison compare(const int32_t* tokens, int64_t start, int64_t place, const int32_t* text,
+                   int64_t end, int64_t most) {
   const int64_t count = std::min(most, end);
   for (int64_t n = 0; n < count; n++) {
-    const int32_t here = place - n >= start ? tokens[place - n] : END - 1, wanted = text[end - 1 - n];
+    const int32_t here = place - n >= start ? tokens[place - n] : END - 1,
+                  wanted = text[end - 1 - n];
     if (here != wanted) return {n, here < wanted ? -1 : 1};
   }
   return {count, 0};
 }
 
-Occurrences in_memory(const Memory& memory, const int32_t* text, int64_t end, const Limits& limits) {
+Occurrences in_memory(const Memory& memory, const int32_t* text, int64_t end,
+                      const Limits& limits) {
   const int32_t *tokens = memory.tokens.data, *order = memory.order.data;
   const int64_t most = limits.longest;
   Occurrences found;
   std::vector<int64_t> of_length(static_cast<size_t>(most + 1));  // how many were found
-  int64_t enough = 0;                                               // the length of which there are enough
+  // The longest match length that occurs often enough.
+  int64_t enough = 0;
   for (int64_t block = memory.blocks.shape[0] - 2; block >= 0; block--) {
-    const int64_t start = memory.blocks(block), first = memory.sorted_blocks(block), last = memory.sorted_blocks(block + 1);
-    const auto equal = [&](int64_t at, int64_t bound) { return at >= first && at < last ? compare(tokens, start, order[at], text, end, bound).equal : 0; };
+    const int64_t start = memory.blocks(block), first = memory.sorted_blocks(block),
+                  last = memory.sorted_blocks(block + 1);
+    const auto equal = [&](int64_t at, int64_t bound) {
+      return at >= first && at < last ? compare(tokens, start, order[at], text, end, bound).equal
+                                      : 0;
+    };
     int64_t right = first, high = last;
     while (right < high) {
       const int64_t middle = (right + high) / 2;
-      if (compare(tokens, start, order[middle], text, end, most).sign < 0) right = middle + 1;
-      else high = middle;
+      if (compare(tokens, start, order[middle], text, end, most).sign < 0)
+        right = middle + 1;
+      else
+        high = middle;
     }
     int64_t left = right - 1, taken = 0, above = equal(left, most), below = equal(right, most);
-    for (; taken < limits.places && std::max(above, below) > enough; taken++) {  // the farther from the place, the shorter the match
+    // Matches get shorter with the distance from the place.
+    for (; taken < limits.places && std::max(above, below) > enough; taken++) {
       of_length[std::max(above, below)]++;
       if (below >= above) {
         found.add(order[right], below);
@@ -175,11 +199,13 @@ struct Growth {
       keys[i - begin] = static_cast<int64_t>(token) * (int64_t{1} << 32) + places[i];
     }
     std::sort(keys.begin(), keys.end());
-    for (int64_t i = begin; i < end; i++) places[i] = static_cast<int32_t>(keys[i - begin] & 0x7FFFFFFF);
+    for (int64_t i = begin; i < end; i++)
+      places[i] = static_cast<int32_t>(keys[i - begin] & 0x7FFFFFFF);
     return none;
   }
 
-  void grow(const int32_t* tokens, int64_t size, int64_t budget, int64_t depth, double least, Grown& grown) {
+  void grow(const int32_t* tokens, int64_t size, int64_t budget, int64_t depth, double least,
+            Grown& grown) {
     grown.nodes.clear();
     grown.shares.clear();
     grown.score = 0.0;
@@ -195,12 +221,15 @@ struct Growth {
         const int64_t first = at;
         while (at < stop && tokens[places[at] + ahead] == token) at++;
         const double share = static_cast<double>(at - first) / total;
-        if (value * share >= least) waiting.push_back({token, node, first, at, ahead, pushed++, value * share, share});
+        if (value * share >= least)
+          waiting.push_back({token, node, first, at, ahead, pushed++, value * share, share});
       }
       if (waiting.empty()) break;
       size_t best = 0;
       for (size_t i = 1; i < waiting.size(); i++)
-        if (waiting[i].value > waiting[best].value || (waiting[i].value == waiting[best].value && waiting[i].number < waiting[best].number)) best = i;
+        if (waiting[i].value > waiting[best].value ||
+            (waiting[i].value == waiting[best].value && waiting[i].number < waiting[best].number))
+          best = i;
       const Candidate& chosen = waiting[best];
       node++;
       grown.nodes.push_back(chosen.token);
@@ -214,14 +243,17 @@ struct Growth {
   }
 };
 
-// Replace a draft by that of the largest score among those of all lengths of the pattern; it wins ties itself.
-void improve(Grown& best, const int32_t* tokens, int64_t size, const Occurrences& found, const Limits& limits) {
+// Replace a draft by that of the largest score among those of all lengths of the pattern; it wins
+// ties itself.
+void improve(Grown& best, const int32_t* tokens, int64_t size, const Occurrences& found,
+             const Limits& limits) {
   Growth growth;
   Grown other;
   const std::vector<int32_t>& lengths = found.lengths;
   for (size_t i = 0; i < lengths.size(); i++) {
     if (i + 1 < lengths.size() && lengths[i + 1] == lengths[i]) continue;
-    const double allowed = limits.factor * lengths[i] + 1e-6;  // the longest pattern that has just these occurrences
+    // The length of the longest pattern with exactly these occurrences.
+    const double allowed = limits.factor * lengths[i] + 1e-6;
     const int64_t budget = allowed < MAX_NODES ? static_cast<int64_t>(allowed) : MAX_NODES;
     if (static_cast<double>(budget) <= best.score) break;
     growth.places.assign(found.places.begin(), found.places.begin() + static_cast<int64_t>(i) + 1);
@@ -233,11 +265,13 @@ void improve(Grown& best, const int32_t* tokens, int64_t size, const Occurrences
 Grown draft_after(const int32_t* text, int64_t end, const Memory& memory, const Limits& limits) {
   Grown best;
   improve(best, text, end, in_text(text, end, limits), limits);
-  improve(best, memory.tokens.data, memory.tokens.shape[0], in_memory(memory, text, end, limits), limits);
+  improve(best, memory.tokens.data, memory.tokens.shape[0], in_memory(memory, text, end, limits),
+          limits);
   return best;
 }
 
-nb::tuple suffix_draft(const Array<int32_t, 1>& text, int64_t end, nb::handle outputs, nb::handle given_limits) {
+nb::tuple suffix_draft(const Array<int32_t, 1>& text, int64_t end, nb::handle outputs,
+                       nb::handle given_limits) {
   const Memory memory(outputs);
   const Limits limits(given_limits);
   Grown grown;
@@ -276,11 +310,13 @@ struct Row {
     int64_t at, depth;
   };
 
-  // The draft that goes on after a node of the tree, which node of it that is (-1 for where it begins), and its depth.
+  // The draft that goes on after a node of the tree, which node of it that is (-1 for where it
+  // begins), and its depth.
   Reached reach(int64_t below) {
     int64_t depth = 0;
     for (int64_t node = below; parents(node) >= 0; node = parents(node)) depth++;
-    for (int64_t i = depth - 1, node = below; i >= 0; i--, node = parents(node)) text[end + i] = static_cast<int32_t>(tokens(node));
+    for (int64_t i = depth - 1, node = below; i >= 0; i--, node = parents(node))
+      text[end + i] = static_cast<int32_t>(tokens(node));
     Draft draft{nodes.data, shares.data, nodes.shape[0]};
     int64_t at = -1;
     for (int64_t i = end; i < end + depth; i++) {
@@ -325,7 +361,8 @@ nb::tuple suffix_children(nb::handle text, nb::handle tree, const Ints& frontier
   return nb::make_tuple(std::move(found.object), std::move(log_q.object), most);
 }
 
-nb::tuple suffix_descendants(nb::handle text, nb::handle tree, const Ints& frontier, int64_t k, int64_t deepest, int64_t first) {
+nb::tuple suffix_descendants(nb::handle text, nb::handle tree, const Ints& frontier, int64_t k,
+                             int64_t deepest, int64_t first) {
   struct Waiting {
     int64_t at, number, depth;
   };
@@ -348,10 +385,12 @@ nb::tuple suffix_descendants(nb::handle text, nb::handle tree, const Ints& front
         const auto [at, number, depth] = waiting[here];
         if (depth >= deepest) continue;
         int64_t rank = 0;
-        for (int64_t i = at + 1; i < draft.count && rank < k && static_cast<int64_t>(found.size()) < MAX_NODES; i++) {
+        for (int64_t i = at + 1;
+             i < draft.count && rank < k && static_cast<int64_t>(found.size()) < MAX_NODES; i++) {
           if (draft.parent(i) != at) continue;
           waiting.push_back({i, first + static_cast<int64_t>(found.size()), depth + 1});
-          found.push_back({draft.token(i), static_cast<int64_t>(after.size()), rank++, draft.shares[i]});
+          found.push_back(
+              {draft.token(i), static_cast<int64_t>(after.size()), rank++, draft.shares[i]});
         }
         if (rank) after.push_back(number);
         widest = std::max(widest, rank);
@@ -363,8 +402,10 @@ nb::tuple suffix_descendants(nb::handle text, nb::handle tree, const Ints& front
   auto log_q = make_array<double>(count, widest);
   std::fill_n(next.data, count * widest, 0);
   std::fill_n(log_q.data, count * widest, -std::numeric_limits<double>::infinity());
-  for (const Found& one : found) next(one.row, one.rank) = one.token, log_q(one.row, one.rank) = std::log(one.share);
-  return nb::make_tuple(copy_array<int64_t>(after.data(), count), std::move(next.object), std::move(log_q.object));
+  for (const Found& one : found)
+    next(one.row, one.rank) = one.token, log_q(one.row, one.rank) = std::log(one.share);
+  return nb::make_tuple(copy_array<int64_t>(after.data(), count), std::move(next.object),
+                        std::move(log_q.object));
 }
 
 }  // namespace

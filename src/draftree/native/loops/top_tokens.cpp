@@ -1,5 +1,5 @@
-// The likeliest tokens, their entropy, a classifier of nodes, and noise: see topk.py, log_probs.py, entropy.py,
-// node_classifier.py and philox.py.
+// The likeliest tokens, their entropy, a classifier of nodes, and noise: see topk.py, log_probs.py,
+// entropy.py, node_classifier.py and philox.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cstring>
@@ -49,11 +49,12 @@ Out<int64_t> largest(const In<int16_t, 2>& bits) {
   return found;
 }
 
-Out<double> confidences(const In<double, 2>& x, const In<double, 2>& hidden, const In<double>& hidden_bias, const In<double>& output,
+Out<double> confidences(const In<double, 2>& x, const In<double, 2>& hidden,
+                        const In<double>& hidden_bias, const In<double>& output,
                         double output_bias) {
   auto found = Out<double>::empty({x.size(1)});
-  vector_loops().confidences(x.data(), x.size(0), x.size(1), hidden.data(), hidden_bias.data(), hidden.size(0), output.data(), output_bias,
-                             found.data());
+  vector_loops().confidences(x.data(), x.size(0), x.size(1), hidden.data(), hidden_bias.data(),
+                             hidden.size(0), output.data(), output_bias, found.data());
   return found;
 }
 
@@ -95,14 +96,17 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>> likeliest(const In<T, 2>& values, in
   auto found = Out<double, 2>::empty({rows, k});
   {
     nb::gil_scoped_release release;
-    for (int64_t f = 0; f < rows; f++) find_likeliest(values.data() + f * width, width, k, places.data() + f * k, found.data() + f * k);
+    for (int64_t f = 0; f < rows; f++)
+      find_likeliest(values.data() + f * width, width, k, places.data() + f * k,
+                     found.data() + f * k);
   }
   return {places, found};
 }
 
 // Logits in bfloat16 are given as int16.
 template <class T>
-std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T, 2>& logits, int64_t k, int threads) {
+std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T, 2>& logits,
+                                                                      int64_t k, int threads) {
   const int64_t rows = logits.size(0), width = logits.size(1);
   k = std::min(k, width);
   auto tokens = Out<int64_t, 2>::empty({rows, k});
@@ -115,14 +119,16 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T
     int64_t* tokens;
     double* log_q;
     float* log_sums;
-  } context{vector_loops(), logits.data(), rows, width, k, tokens.data(), log_q.data(), log_sums.data()};
+  } context{vector_loops(), logits.data(), rows,           width, k,
+            tokens.data(),  log_q.data(),  log_sums.data()};
   nb::gil_scoped_release release;
   run_team(
       static_cast<int>(std::min<int64_t>(threads, rows)),
       [](void* data, int thread, int count) {
         const auto* c = static_cast<const Context*>(data);
         const int64_t begin = c->rows * thread / count, end = c->rows * (thread + 1) / count;
-        c->loops.top_log_probs(c->logits + begin * c->width, sizeof(T) == 4 ? FLOAT32 : BFLOAT16, end - begin, c->width, c->k, c->tokens + begin * c->k,
+        c->loops.top_log_probs(c->logits + begin * c->width, sizeof(T) == 4 ? FLOAT32 : BFLOAT16,
+                               end - begin, c->width, c->k, c->tokens + begin * c->k,
                                c->log_q + begin * c->k, c->log_sums + begin);
       },
       &context);

@@ -14,7 +14,8 @@ T entry(nanobind::handle tuple, Py_ssize_t i) {
   T value;
   if (!found || !nanobind::try_cast(nanobind::handle(found), value)) {
     PyErr_Clear();
-    throw nanobind::type_error("an entry of a tuple does not have the expected type, dtype or number of dimensions");
+    throw nanobind::type_error(
+        "an entry of a tuple does not have the expected type, dtype or number of dimensions");
   }
   return value;
 }
@@ -51,7 +52,8 @@ class NewNodeTable {
   nanobind::object like(const NodeTable& other) const {
     nanobind::object columns = nanobind::steal(PyTuple_New(NodeTable::COUNT));
     for (int i = 0; i < NodeTable::COUNT; i++) {
-      const nanobind::object& column = NodeTable::is_real(i) ? reals_[i].object() : integers_[i].object();
+      const nanobind::object& column =
+          NodeTable::is_real(i) ? reals_[i].object() : integers_[i].object();
       PyTuple_SetItem(columns.ptr(), i, column.inc_ref().ptr());
     }
     static const auto make = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
@@ -75,7 +77,8 @@ struct type_caster<draftree::NodeTable> {
   using NodeTable = draftree::NodeTable;
   NB_TYPE_CASTER(NodeTable, const_name("tuple"))
   bool from_python(handle source, uint8_t, cleanup_list*) noexcept {
-    if (!PyTuple_Check(source.ptr()) || PyTuple_Size(source.ptr()) != NodeTable::COUNT) return false;
+    if (!PyTuple_Check(source.ptr()) || PyTuple_Size(source.ptr()) != NodeTable::COUNT)
+      return false;
     value = NodeTable(source);
     return true;
   }

@@ -40,9 +40,10 @@ Out<double> between(const In<double>& at, const In<double>& seconds, const In<do
   return found;
 }
 
-std::tuple<Out<double, 2>, Out<double>> values(const In<double, 2>& log_q, const In<int64_t, 2>& sources, const In<double, 2>& weights,
-                                               const In<double>& entropy, const In<int64_t>& frontier, const In<int64_t>& depth,
-                                               const In<double>& score, double certain) {
+std::tuple<Out<double, 2>, Out<double>> values(
+    const In<double, 2>& log_q, const In<int64_t, 2>& sources, const In<double, 2>& weights,
+    const In<double>& entropy, const In<int64_t>& frontier, const In<int64_t>& depth,
+    const In<double>& score, double certain) {
   const int64_t nodes = log_q.size(0), width = log_q.size(1), before = score.size(0);
   auto found = Out<double, 2>::empty({nodes, width});
   auto entropies = Out<double>::empty({entropy.size(0)});
@@ -98,7 +99,9 @@ Out<int64_t> array_of(const Numbers& numbers) {
   return array;
 }
 
-Out<int64_t> falling(const In<double>& score) { return array_of(falling_order(score.data(), score.size(0))); }
+Out<int64_t> falling(const In<double>& score) {
+  return array_of(falling_order(score.data(), score.size(0)));
+}
 
 // The least of some rows, and how many rows there are from it to the greatest.
 std::pair<int64_t, int64_t> span(const int64_t* rows, int64_t count) {
@@ -151,7 +154,8 @@ Numbers lead(const int64_t* rows, const double* score, int64_t count, int64_t k)
     for (; at && score[mine[at - 1]] < score[i]; at--) mine[at] = mine[at - 1];
     mine[at] = i;
   }
-  for (int64_t row = 0; row < many; row++) found.insert(found.end(), best.begin() + row * k, best.begin() + row * k + counts[row]);
+  for (int64_t row = 0; row < many; row++)
+    found.insert(found.end(), best.begin() + row * k, best.begin() + row * k + counts[row]);
   return found;
 }
 
@@ -159,7 +163,8 @@ Out<int64_t> leading(const In<int64_t>& rows, const In<double>& score, int64_t k
   return array_of(lead(rows.data(), score.data(), score.size(0), k));
 }
 
-Out<bool, 2> leading_of_layer(const In<int64_t>& row, const In<int64_t>& frontier, const In<double, 2>& score, int64_t k) {
+Out<bool, 2> leading_of_layer(const In<int64_t>& row, const In<int64_t>& frontier,
+                              const In<double, 2>& score, int64_t k) {
   const int64_t width = score.size(1);
   Numbers rows(score.size());
   for (int64_t i = 0; i < score.size(); i++) rows[i] = row[frontier[i / width]];
@@ -169,14 +174,17 @@ Out<bool, 2> leading_of_layer(const In<int64_t>& row, const In<int64_t>& frontie
 }
 
 // `candidates` is a `CandidateTable`.
-nb::object appended(const NodeTable& nodes, const In<int64_t>& frontier, nb::handle candidates, const In<bool, 2>& keep,
-                    const In<double, 2>& new_score, const In<double>& new_entropy, int64_t first_q) {
+nb::object appended(const NodeTable& nodes, const In<int64_t>& frontier, nb::handle candidates,
+                    const In<bool, 2>& keep, const In<double, 2>& new_score,
+                    const In<double>& new_entropy, int64_t first_q) {
   const auto new_tokens = entry<In<int64_t, 2>>(candidates, 0);
   const auto new_log_q = entry<In<double, 2>>(candidates, 1);
   const auto sources = entry<In<int64_t, 2>>(candidates, 2);
   const auto same_source = entry<int64_t>(candidates, 3);
   const int64_t width = new_log_q.size(1), before = nodes.integers(NodeTable::TOKENS).size(0);
-  const auto wanted = [&](int64_t f, int64_t k) { return new_log_q(f, k) > -INFINITE && (!keep.size() || keep(f, k)); };
+  const auto wanted = [&](int64_t f, int64_t k) {
+    return new_log_q(f, k) > -INFINITE && (!keep.size() || keep(f, k));
+  };
   int64_t added = 0;
   for (int64_t f = 0; f < new_log_q.size(0); f++)
     for (int64_t k = 0; k < width; k++) added += wanted(f, k);
@@ -192,7 +200,8 @@ nb::object appended(const NodeTable& nodes, const In<int64_t>& frontier, nb::han
   int64_t *depth = made.integers(NodeTable::DEPTH), *row = made.integers(NodeTable::ROW);
   int64_t *source = made.integers(NodeTable::SOURCE), *number = made.integers(NodeTable::NUMBER);
   int64_t* q_row = made.integers(NodeTable::Q_ROW);
-  double *log_q = made.reals(NodeTable::LOG_Q), *score = made.reals(NodeTable::SCORE), *entropy = made.reals(NodeTable::ENTROPY);
+  double *log_q = made.reals(NodeTable::LOG_Q), *score = made.reals(NodeTable::SCORE),
+         *entropy = made.reals(NodeTable::ENTROPY);
   int64_t at = before;
   for (int64_t f = 0; f < new_log_q.size(0); f++) {
     const int64_t parent = frontier[f];
@@ -214,8 +223,10 @@ nb::object appended(const NodeTable& nodes, const In<int64_t>& frontier, nb::han
   return made.like(nodes);
 }
 
-std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score, const In<int64_t>& row, int64_t roots, int64_t before, int64_t k,
-                                              const In<double>& worth, double least) {
+std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score,
+                                                     const In<int64_t>& row, int64_t roots,
+                                                     int64_t before, int64_t k,
+                                                     const In<double>& worth, double least) {
   Numbers kept = lead(row.data() + roots, score.data() + roots, score.size(0) - roots, k), good;
   auto total = Out<double>::full({worth.size(0)}, 0.0);
   for (int64_t& node : kept) {
@@ -227,11 +238,14 @@ std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score, co
   return {array_of(good), total};
 }
 
-std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> calibration_examples(const NodeTable& verified_nodes, const In<bool>& accepted,
-                                                                         const In<int64_t>& bonus, const NodeTable& drafted, double certain) {
-  const auto parents = verified_nodes.integers(NodeTable::PARENTS), tokens = verified_nodes.integers(NodeTable::TOKENS);
+std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> calibration_examples(
+    const NodeTable& verified_nodes, const In<bool>& accepted, const In<int64_t>& bonus,
+    const NodeTable& drafted, double certain) {
+  const auto parents = verified_nodes.integers(NodeTable::PARENTS),
+             tokens = verified_nodes.integers(NodeTable::TOKENS);
   const auto number = verified_nodes.integers(NodeTable::NUMBER);
-  const auto all_parents = drafted.integers(NodeTable::PARENTS), all_tokens = drafted.integers(NodeTable::TOKENS);
+  const auto all_parents = drafted.integers(NodeTable::PARENTS),
+             all_tokens = drafted.integers(NodeTable::TOKENS);
   const auto depth = drafted.integers(NodeTable::DEPTH);
   const auto log_q = drafted.reals(NodeTable::LOG_Q), entropy = drafted.reals(NodeTable::ENTROPY);
   const int64_t all = all_parents.size(0);
@@ -268,10 +282,14 @@ std::tuple<Out<int64_t>, Out<double, 2>, Out<bool>> calibration_examples(const N
 }
 
 // `note` is a `RetrievalNote`.
-std::tuple<Out<double, 2>, Out<bool>, Out<int64_t>> outcomes(const NodeTable& verified, const In<bool>& accepted, nb::handle note,
-                                                             double unread, double recent) {
-  const auto parents = verified.integers(NodeTable::PARENTS), tokens = verified.integers(NodeTable::TOKENS);
-  const auto number = verified.integers(NodeTable::NUMBER), depth = verified.integers(NodeTable::DEPTH);
+std::tuple<Out<double, 2>, Out<bool>, Out<int64_t>> outcomes(const NodeTable& verified,
+                                                             const In<bool>& accepted,
+                                                             nb::handle note, double unread,
+                                                             double recent) {
+  const auto parents = verified.integers(NodeTable::PARENTS),
+             tokens = verified.integers(NodeTable::TOKENS);
+  const auto number = verified.integers(NodeTable::NUMBER),
+             depth = verified.integers(NodeTable::DEPTH);
   const auto score = verified.reals(NodeTable::SCORE), entropy = verified.reals(NodeTable::ENTROPY);
   const auto asked = entry<In<int64_t>>(note, 0);
   const auto share = entry<In<double>>(note, 1);
@@ -305,12 +323,16 @@ std::tuple<Out<double, 2>, Out<bool>, Out<int64_t>> outcomes(const NodeTable& ve
       for (int64_t k = 0; k < found.size(1) && own; k++) own = found(a, k) != tokens[below[node]];
     }
     reached[m] = own;
-    for (int64_t after = own ? below[below[node]] : -1; after >= 0 && entropy[after] == unread; after = below[after]) behind[m]++;
+    for (int64_t after = own ? below[below[node]] : -1; after >= 0 && entropy[after] == unread;
+         after = below[after])
+      behind[m]++;
   }
   return {x, reached, behind};
 }
 
-Curve curve_of(nb::handle tuple) { return {entry<In<double>>(tuple, 0), entry<In<double>>(tuple, 1)}; }
+Curve curve_of(nb::handle tuple) {
+  return {entry<In<double>>(tuple, 0), entry<In<double>>(tuple, 1)};
+}
 
 struct PassPrice {
   explicit PassPrice(nb::handle tuple)
@@ -348,12 +370,15 @@ Scan scan(const double* score, int64_t count, const PassPrice& price, int64_t ah
   }
   double further = INFINITE;
   for (int64_t i = 1; i <= ahead; i++)
-    further = smaller_of(further, (price.seconds(1 + static_cast<double>(best + i) / each) - beside) / static_cast<double>(i));
+    further =
+        smaller_of(further, (price.seconds(1 + static_cast<double>(best + i) / each) - beside) /
+                                static_cast<double>(i));
   const double worst = best ? exp_of(score[order[best - 1]]) : INFINITE;
   return {std::move(order), best, price.rate * further, worst};
 }
 
-std::tuple<Out<int64_t>, int64_t, double, double> worth_verifying(const In<double>& score, nb::handle price, int64_t ahead) {
+std::tuple<Out<int64_t>, int64_t, double, double> worth_verifying(const In<double>& score,
+                                                                  nb::handle price, int64_t ahead) {
   const Scan it = scan(score.data(), score.size(0), PassPrice(price), ahead);
   return {array_of(it.order), it.best, it.further, it.worst};
 }
@@ -367,15 +392,17 @@ Out<bool> selected(const In<double>& score, nb::handle given_price) {
   return keep;
 }
 
-std::tuple<Out<int64_t>, Out<int64_t>, double, double> promising(const NodeTable& tree, int64_t start, const In<int64_t>& deepest, double limit,
-                                                                 int64_t widest, double unread, nb::handle given_price, int64_t ahead) {
+std::tuple<Out<int64_t>, Out<int64_t>, double, double> promising(
+    const NodeTable& tree, int64_t start, const In<int64_t>& deepest, double limit, int64_t widest,
+    double unread, nb::handle given_price, int64_t ahead) {
   const auto row = tree.integers(NodeTable::ROW), depth = tree.integers(NodeTable::DEPTH);
   const auto score = tree.reals(NodeTable::SCORE), entropy = tree.reals(NodeTable::ENTROPY);
   const PassPrice price(given_price);
   Numbers nodes, of, likely, read;
   std::vector<double> scores;
   for (int64_t node = start; node < row.size(0); node++) {
-    if (static_cast<double>(depth[node]) < smaller_of(static_cast<double>(deepest[row[node]]), limit)) {
+    if (static_cast<double>(depth[node]) <
+        smaller_of(static_cast<double>(deepest[row[node]]), limit)) {
       nodes.push_back(node);
       of.push_back(row[node]);
       scores.push_back(score[node]);
@@ -390,8 +417,10 @@ std::tuple<Out<int64_t>, Out<int64_t>, double, double> promising(const NodeTable
 }
 
 // `success` is a `DraftSuccess`, `step` a `DraftPrice`.
-std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In<int64_t>& frontier, const In<double>& below, nb::handle success,
-                                                 double least, nb::handle step, nb::handle given_price) {
+std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In<int64_t>& frontier,
+                                                 const In<double>& below, nb::handle success,
+                                                 double least, nb::handle step,
+                                                 nb::handle given_price) {
   const auto score = tree.reals(NodeTable::SCORE);
   const auto depth = tree.integers(NodeTable::DEPTH);
   const auto weights = entry<In<double>>(success, 0);
@@ -405,7 +434,8 @@ std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In
   std::vector<double> net(count);
   for (int64_t f = 0; f < count; f++) {
     const int64_t node = frontier[f];
-    const double x = weights[0] + weights[1] * (depth[node] == 0) + weights[2] * score[node] + weights[3] * recent;
+    const double x = weights[0] + weights[1] * (depth[node] == 0) + weights[2] * score[node] +
+                     weights[3] * recent;
     const double value = exp_of(score[node]);
     double worth = value / (1 + exp_of(-x - (below.size() ? weights[4] * below[f] / value : 0.0)));
     for (int64_t i = 0; i < ahead; i++) {
@@ -419,7 +449,8 @@ std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In
   const double left = price.left - (price.seconds(1 + 1 / each) - price.seconds(1.0));
   for (int64_t i = 0; i < count; i++) {
     gain += round_to_unit(larger_of(net[order[i]], 0.0));
-    const double seconds = waiting + height(draft, static_cast<double>(std::min(i + 1, fed)) / each);
+    const double seconds =
+        waiting + height(draft, static_cast<double>(std::min(i + 1, fed)) / each);
     if (seconds <= left && gain - price.rate * seconds > most) {
       best = i + 1;
       most = gain - price.rate * seconds;

@@ -1,4 +1,5 @@
-// Columns and paths of a draft tree, and the tokens of a draft step: see node_table.py and tree_layout.py.
+// Columns and paths of a draft tree, and the tokens of a draft step: see node_table.py and
+// tree_layout.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cmath>
@@ -55,7 +56,8 @@ Out<bool, 2> paths(const In<int64_t>& parents) {
   return seen;
 }
 
-Out<int64_t> shallow(const In<int64_t>& nodes, const In<int64_t>& depth, const In<int64_t>& row, const In<int64_t>& bounds, double most) {
+Out<int64_t> shallow(const In<int64_t>& nodes, const In<int64_t>& depth, const In<int64_t>& row,
+                     const In<int64_t>& bounds, double most) {
   const auto above = [&](int64_t node) {
     const double bound = static_cast<double>(bounds[row[node]]);
     return static_cast<double>(depth[node]) < (most < bound ? most : bound);
@@ -65,7 +67,8 @@ Out<int64_t> shallow(const In<int64_t>& nodes, const In<int64_t>& depth, const I
   return found;
 }
 
-std::tuple<Out<int64_t>, Out<int64_t>> unfed(const In<int64_t>& parents, const In<int64_t>& frontier, const In<int64_t>& fed) {
+std::tuple<Out<int64_t>, Out<int64_t>> unfed(const In<int64_t>& parents,
+                                             const In<int64_t>& frontier, const In<int64_t>& fed) {
   const int64_t count = parents.size(0);
   auto places = Out<int64_t>::full({count}, -1);
   std::vector<char> wanted(count);
@@ -83,10 +86,11 @@ std::tuple<Out<int64_t>, Out<int64_t>> unfed(const In<int64_t>& parents, const I
   return {nodes, places};
 }
 
-std::tuple<Out<int64_t>, Out<int64_t>, Out<bool, 2>, Out<int64_t>> laid(const In<int64_t>& pending, const In<int64_t>& before,
-                                                                        const In<int64_t>& nodes, int64_t base, const In<int64_t>& tokens,
-                                                                        const In<int64_t>& depth, const In<int64_t>& parents) {
-  const int64_t count = pending.size(0), done = before.size(0), waiting = done ? 0 : count, now = nodes.size(0);
+std::tuple<Out<int64_t>, Out<int64_t>, Out<bool, 2>, Out<int64_t>> laid(
+    const In<int64_t>& pending, const In<int64_t>& before, const In<int64_t>& nodes, int64_t base,
+    const In<int64_t>& tokens, const In<int64_t>& depth, const In<int64_t>& parents) {
+  const int64_t count = pending.size(0), done = before.size(0), waiting = done ? 0 : count,
+                now = nodes.size(0);
   const int64_t wide = waiting + now, deep = count + done + now;
   auto ids = Out<int64_t>::empty({wide});
   auto positions = Out<int64_t>::empty({wide});

@@ -1,4 +1,5 @@
-// A verified forest: its pass, the paths that are accepted, and the slots that are committed: see tree_verification.py.
+// A verified forest: its pass, the paths that are accepted, and the slots that are committed: see
+// tree_verification.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cstring>
@@ -13,7 +14,8 @@ namespace draftree {
 namespace {
 
 std::tuple<Out<int64_t>, Out<int64_t>, Out<int64_t>, Out<int64_t>, Out<bool>> packed(
-    const In<int64_t>& row, const In<int64_t>& tokens, const In<int64_t>& depth, const In<int64_t>& parents, const In<int64_t>& lengths) {
+    const In<int64_t>& row, const In<int64_t>& tokens, const In<int64_t>& depth,
+    const In<int64_t>& parents, const In<int64_t>& lengths) {
   const int64_t nodes = row.size(0), sequences = lengths.size(0);
   auto counts = Out<int64_t>::full({sequences}, 0);
   for (int64_t owner : row) counts[owner]++;
@@ -30,18 +32,21 @@ std::tuple<Out<int64_t>, Out<int64_t>, Out<int64_t>, Out<int64_t>, Out<bool>> pa
   auto positions = Out<int64_t>::empty({nodes});
   auto seen = Out<bool>::full({seen_before}, false);
   for (int64_t i = 0; i < nodes; i++) {
-    const int64_t owner = row[i], at = next[owner]++, count = counts[owner], line = at - first[owner];
+    const int64_t owner = row[i], at = next[owner]++, count = counts[owner],
+                  line = at - first[owner];
     place[i] = at;
     ids[at] = tokens[i];
     positions[at] = lengths[owner] + depth[i];
     bool* mine = seen.data() + corner[owner];
-    if (parents[i] >= 0) std::copy_n(mine + (place[parents[i]] - first[owner]) * count, count, mine + line * count);
+    if (parents[i] >= 0)
+      std::copy_n(mine + (place[parents[i]] - first[owner]) * count, count, mine + line * count);
     mine[line * count + line] = true;
   }
   return {place, ids, positions, counts, seen};
 }
 
-std::tuple<Out<int64_t>, Out<int64_t>, Out<int64_t>> followed(const In<int64_t>& parents, const In<int64_t>& tokens,
+std::tuple<Out<int64_t>, Out<int64_t>, Out<int64_t>> followed(const In<int64_t>& parents,
+                                                              const In<int64_t>& tokens,
                                                               const In<int64_t>& chosen) {
   const int64_t nodes = parents.size(0);
   int64_t roots = 0;
@@ -62,7 +67,8 @@ std::tuple<Out<int64_t>, Out<int64_t>, Out<int64_t>> followed(const In<int64_t>&
   return {whole, ends, last};
 }
 
-std::tuple<Out<int64_t>, Out<int64_t>> path_slots(const In<int64_t>& row, const In<int64_t>& nodes, const In<int64_t>& lengths) {
+std::tuple<Out<int64_t>, Out<int64_t>> path_slots(const In<int64_t>& row, const In<int64_t>& nodes,
+                                                  const In<int64_t>& lengths) {
   std::vector<int64_t> slot(row.size(0)), next(lengths.begin(), lengths.end());
   for (int64_t i = 0; i < row.size(0); i++) slot[i] = next[row[i]]++;
   auto rows = Out<int64_t>::empty({nodes.size(0)});
@@ -74,7 +80,8 @@ std::tuple<Out<int64_t>, Out<int64_t>> path_slots(const In<int64_t>& row, const 
   return {rows, slots};
 }
 
-std::tuple<Out<int64_t>, Out<int64_t>> next_slots(const In<int64_t>& rows, const In<int64_t>& lengths) {
+std::tuple<Out<int64_t>, Out<int64_t>> next_slots(const In<int64_t>& rows,
+                                                  const In<int64_t>& lengths) {
   auto left = Out<int64_t>::empty({lengths.size(0)});
   std::copy(lengths.begin(), lengths.end(), left.begin());
   auto slots = Out<int64_t>::empty({rows.size(0)});
@@ -82,8 +89,10 @@ std::tuple<Out<int64_t>, Out<int64_t>> next_slots(const In<int64_t>& rows, const
   return {slots, left};
 }
 
-void move_slots(const Out<uint8_t, 5>& stored, const In<int64_t>& rows, const In<int64_t>& old, const In<int64_t>& to) {
-  const int64_t layers = stored.size(0), sequences = stored.size(1), heads = stored.size(2), slots = stored.size(3);
+void move_slots(const Out<uint8_t, 5>& stored, const In<int64_t>& rows, const In<int64_t>& old,
+                const In<int64_t>& to) {
+  const int64_t layers = stored.size(0), sequences = stored.size(1), heads = stored.size(2),
+                slots = stored.size(3);
   const int64_t width = stored.size(4);
   std::vector<int64_t> from, into;  // offsets within a layer's first head
   for (int64_t i = 0; i < rows.size(0); i++) {
@@ -96,8 +105,10 @@ void move_slots(const Out<uint8_t, 5>& stored, const In<int64_t>& rows, const In
   for (int64_t layer = 0; layer < layers; layer++)
     for (int64_t head = 0; head < heads; head++) {
       uint8_t* base = stored.data() + (layer * sequences * heads + head) * slots * width;
-      for (size_t i = 0; i < from.size(); i++) std::memcpy(between.data() + i * width, base + from[i], width);
-      for (size_t i = 0; i < from.size(); i++) std::memcpy(base + into[i], between.data() + i * width, width);
+      for (size_t i = 0; i < from.size(); i++)
+        std::memcpy(between.data() + i * width, base + from[i], width);
+      for (size_t i = 0; i < from.size(); i++)
+        std::memcpy(base + into[i], between.data() + i * width, width);
     }
 }
 

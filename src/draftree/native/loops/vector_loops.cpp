@@ -1,4 +1,5 @@
-// Loops over whole vocabularies for one instruction set: this file is compiled once for each, with DRAFTREE_VARIANT its name.
+// Loops over whole vocabularies for one instruction set: this file is compiled once for each, with
+// DRAFTREE_VARIANT its name.
 #include "vector_loops.h"
 
 #include "kernels.h"
@@ -16,12 +17,13 @@
 #endif
 
 namespace draftree {
-namespace {  // so that no function is shared between instruction sets
+namespace {  // no function may be shared between instruction sets
 
 #include "simd.h"
 
 constexpr int32_t SIGNLESS = 0x7FFFFFFF, INFINITE = 0x7F800000, FIRST_STEP = 1 << 20;
-constexpr float NEGLIGIBLE = 87;  // probabilities below exp(-87) are no normal numbers of float32, and are taken for this
+// Probabilities below exp(-NEGLIGIBLE) are subnormal in float32; they are replaced by it.
+constexpr float NEGLIGIBLE = 87;
 constexpr int64_t COLUMNS = 16;
 
 // Return how many numbers have a size that is at most `most`.
@@ -33,7 +35,9 @@ int64_t count_up_to(const int32_t* bits, int64_t count, int32_t most) {
   for (; i + STEP <= count; i += STEP) {
     uint64_t small = 0;
     for (int64_t u = 0; u < UNROLLED; u++)
-      small |= static_cast<uint64_t>(_mm512_cmple_epi32_mask(_mm512_and_si512(_mm512_loadu_si512(bits + i + 16 * u), mask), limit)) << (16 * u);
+      small |= static_cast<uint64_t>(_mm512_cmple_epi32_mask(
+                   _mm512_and_si512(_mm512_loadu_si512(bits + i + 16 * u), mask), limit))
+               << (16 * u);
     found += __builtin_popcountll(small);
   }
 #else
@@ -66,7 +70,8 @@ struct Compression {
 alignas(32) constexpr Compression COMPRESSION;
 #endif
 
-// Copy the sizes that are at most `most`, in their order, and return their number. `out` may be `bits`, and has room for 16 more.
+// Copy the sizes that are at most `most`, in their order, and return their number. `out` may be
+// `bits`, and has room for 16 more.
 int64_t copy_up_to(const int32_t* bits, int64_t count, int32_t most, int32_t* out) {
   int64_t kept = 0, i = 0;
 #if defined(DRAFTREE_AVX512)
@@ -80,10 +85,14 @@ int64_t copy_up_to(const int32_t* bits, int64_t count, int32_t most, int32_t* ou
 #elif defined(DRAFTREE_AVX2)
   const __m256i mask = _mm256_set1_epi32(SIGNLESS), limit = _mm256_set1_epi32(most);
   for (; i + 8 <= count; i += 8) {
-    const __m256i sizes = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + i)), mask);
-    const int small = ~_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(sizes, limit))) & 255;
-    const __m256i order = _mm256_load_si256(reinterpret_cast<const __m256i*>(COMPRESSION.lanes[small]));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + kept), _mm256_permutevar8x32_epi32(sizes, order));
+    const __m256i sizes =
+        _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + i)), mask);
+    const int small =
+        ~_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(sizes, limit))) & 255;
+    const __m256i order =
+        _mm256_load_si256(reinterpret_cast<const __m256i*>(COMPRESSION.lanes[small]));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + kept),
+                        _mm256_permutevar8x32_epi32(sizes, order));
     kept += __builtin_popcount(small);
   }
 #endif
@@ -100,13 +109,15 @@ struct Least {
   int32_t limit;
 };
 
-// Copy the `top` least sizes of numbers. If more are equal to the last of them than there is room for, copy none of these. Return
-// how many there are, and below which bits.
+// Copy the `top` least sizes of numbers. If more are equal to the last of them than there is room
+// for, copy none of these. Return how many there are, and below which bits.
 //
-// Bounds are looked for from a guess on in growing steps, then between two by halves and by interpolation in turns: to count is
-// faster than to sort. What turns out to be too large is left out of further counts.
+// Bounds are looked for from a guess on in growing steps, then between two by halves and by
+// interpolation in turns: to count is faster than to sort. What turns out to be too large is left
+// out of further counts.
 Least copy_least(const int32_t* bits, int64_t count, int64_t top, int32_t guess, int32_t* kept) {
-  int64_t low = -1, high = INFINITE, below = 0, above = count, middle = guess, step = FIRST_STEP, left = count;
+  int64_t low = -1, high = INFINITE, below = 0, above = count, middle = guess, step = FIRST_STEP,
+          left = count;
   const int32_t* row = bits;
   bool halving = false;
   while (high - low > 1) {
@@ -131,7 +142,8 @@ Least copy_least(const int32_t* bits, int64_t count, int64_t top, int32_t guess,
       middle = low < 0 ? high - step : low + step;
       step *= 2;
     } else {
-      const double share = halving ? 0.5 : static_cast<double>(top - below) / static_cast<double>(above - below);
+      const double share =
+          halving ? 0.5 : static_cast<double>(top - below) / static_cast<double>(above - below);
       middle = low + static_cast<int64_t>(static_cast<double>(high - low) * share);
       halving = !halving;
     }
@@ -146,9 +158,10 @@ To bits_as(From from) {
   return to;
 }
 
-// Return exp(-x) for 0 <= x <= 87: a power of two, times a polynomial of the rest (Cephes' expf). entropy.py does the same.
+// Return exp(-x) for 0 <= x <= 87: a power of two, times a polynomial of the rest (Cephes' expf).
+// entropy.py does the same.
 V exponential(V x) {
-  const float whole = 12582912.0f;  // added and subtracted, it rounds to the nearest whole number
+  const float whole = 12582912.0f;  // adding and subtracting it rounds to an integer
   const V power = (x * -1.44269504f + whole) - whole;
   const V r = (-x - power * 0.693359375f) + power * 2.12194440e-4f;
   V p = splat(1.9875691500e-4f);
@@ -172,7 +185,8 @@ double sum_of_products(const int32_t* sizes, int64_t count) {
       const V products = x * exponential(x);
       HalfV halves[2];
       std::memcpy(halves, &products, sizeof products);
-      for (int64_t h = 0; h < 2; h++) sums[2 * v + h] += __builtin_convertvector(halves[h], Doubles);
+      for (int64_t h = 0; h < 2; h++)
+        sums[2 * v + h] += __builtin_convertvector(halves[h], Doubles);
     }
   }
   double total = 0;
@@ -181,10 +195,13 @@ double sum_of_products(const int32_t* sizes, int64_t count) {
   return total;
 }
 
-void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_t top, double* out) {
-  thread_local std::vector<int32_t> kept;  // new pages would cost as much as a distribution
+void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_t top,
+               double* out) {
+  thread_local std::vector<int32_t>
+      kept;  // allocated once: new pages cost as much as a distribution
   if (static_cast<int64_t>(kept.size()) < tokens + 2 * COLUMNS) kept.resize(tokens + 2 * COLUMNS);
-  int32_t limit = bits_as<int32_t>(static_cast<float>(std::log(static_cast<double>(tokens))));  // if all are alike
+  // The limit for equally likely tokens.
+  int32_t limit = bits_as<int32_t>(static_cast<float>(std::log(static_cast<double>(tokens))));
   for (int64_t f = 0; f < distributions; f++) {
     const auto* bits = reinterpret_cast<const int32_t*>(log_q + f * tokens);
     int64_t count = 0;
@@ -197,9 +214,11 @@ void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_
     }
     std::fill_n(kept.data() + count, COLUMNS, bits_as<int32_t>(NEGLIGIBLE));
     double total = sum_of_products(kept.data(), count);
-    if (count < top && top < tokens) {  // the rest are all alike
+    if (count < top && top < tokens) {  // the remaining ones are equal
       const double edge = bits_as<float>(limit);
-      total += edge < static_cast<double>(NEGLIGIBLE) ? static_cast<double>(top - count) * edge * std::exp(-edge) : 0.0;
+      total += edge < static_cast<double>(NEGLIGIBLE)
+                   ? static_cast<double>(top - count) * edge * std::exp(-edge)
+                   : 0.0;
     }
     out[f] = total;
   }
@@ -208,16 +227,19 @@ void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_
 // Write the natural logarithms of positive normal numbers; log_exp.py explains the series.
 template <int64_t COUNT>
 void logarithms(const double* x, double* out) {
-  constexpr uint64_t ROOT = 0x3FE6A09E667F3BCD, BIAS = uint64_t{1} << 63, WHOLE = 0x4330000000000000;
+  constexpr uint64_t ROOT = 0x3FE6A09E667F3BCD, BIAS = uint64_t{1} << 63,
+                     WHOLE = 0x4330000000000000;
   constexpr int TERMS = 9;
   for (int64_t i = 0; i < COUNT; i++) {
     const auto bits = bits_as<uint64_t>(x[i]);
-    const uint64_t power = (bits - ROOT + BIAS) >> 52;  // 2048 more than the exponent: no shift keeps a sign in AVX2
+    // The exponent plus 2048, because AVX2 has no arithmetic shift of 64 bits.
+    const uint64_t power = (bits - ROOT + BIAS) >> 52;
     const double m = bits_as<double>(bits - ((power - 2048) << 52));
     const double s = (m - 1.0) / (m + 1.0), z = s * s, twice = s + s;
     double series = z * (1.0 / (2 * TERMS + 1));
     for (int n = TERMS - 1; n > 0; n--) series = z * (series + 1.0 / (2 * n + 1));
-    out[i] = (bits_as<double>(power | WHOLE) - (4503599627370496.0 + 2048)) * 0.6931471805599453 + (twice + twice * series);
+    out[i] = (bits_as<double>(power | WHOLE) - (4503599627370496.0 + 2048)) * 0.6931471805599453 +
+             (twice + twice * series);
   }
 }
 
@@ -243,7 +265,8 @@ void load_block(const typename D::T* row, int64_t begin, int64_t width, V (&bloc
   for (int64_t v = 0; v < VECTORS; v++) block[v] = load(held + v * LANES);
 }
 
-// Return the sum of exp(logit - top) over a row. Each column of a block is summed in float32, blocks in float64.
+// Return the sum of exp(logit - top) over a row. Each column of a block is summed in float32,
+// blocks in float64.
 template <class D>
 double sum_of_exponentials(const typename D::T* row, int64_t width, float top) {
   constexpr int64_t PARTS = COLUMNS / LANES;
@@ -258,7 +281,8 @@ double sum_of_exponentials(const typename D::T* row, int64_t width, float top) {
     for (int64_t part = 0; part < PARTS; part++) {
       HalfV halves[2];
       std::memcpy(halves, &columns[part], sizeof halves);
-      for (int64_t h = 0; h < 2; h++) sums[2 * part + h] += __builtin_convertvector(halves[h], Doubles);
+      for (int64_t h = 0; h < 2; h++)
+        sums[2 * part + h] += __builtin_convertvector(halves[h], Doubles);
     }
   }
   double total = 0;
@@ -286,17 +310,20 @@ struct Leading {
   }
 };
 
-// Return a number that at least k of a row's logits reach: the k-th largest of the maxima of disjoint groups of them.
+// Return a number that at least k of a row's logits reach: the k-th largest of the maxima of
+// disjoint groups of them.
 float reached_by(int64_t k, const V (&groups)[GROUPS]) {
   float maxima[GROUPS * LANES];
   if (k > GROUPS * LANES) return -std::numeric_limits<float>::infinity();
   for (int64_t g = 0; g < GROUPS; g++) store(maxima + g * LANES, groups[g]);
-  std::nth_element(maxima, maxima + (k - 1), maxima + GROUPS * LANES, [](float a, float b) { return a > b; });
+  std::nth_element(maxima, maxima + (k - 1), maxima + GROUPS * LANES,
+                   [](float a, float b) { return a > b; });
   return maxima[k - 1];
 }
 
 template <class D>
-void top_log_probs_of(const typename D::T* row, int64_t width, int64_t k, int64_t* tokens, double* log_q, float* log_sum) {
+void top_log_probs_of(const typename D::T* row, int64_t width, int64_t k, int64_t* tokens,
+                      double* log_q, float* log_sum) {
   constexpr float INF = std::numeric_limits<float>::infinity();
   thread_local std::vector<float> maxima;  // of each lane in each block
   const int64_t blocks = (width + BLOCK - 1) / BLOCK;
@@ -309,7 +336,8 @@ void top_log_probs_of(const typename D::T* row, int64_t width, int64_t k, int64_
     load_block<D>(row, b * BLOCK, width, block);
     for (int64_t g = 0; g < GROUPS; g++) here[g] = block[g];
     for (int64_t v = 0; v < VECTORS; v++) nothing |= block[v] != block[v];
-    for (int64_t v = GROUPS; v < VECTORS; v++) here[v % GROUPS] = larger(here[v % GROUPS], block[v]);
+    for (int64_t v = GROUPS; v < VECTORS; v++)
+      here[v % GROUPS] = larger(here[v % GROUPS], block[v]);
     for (int64_t g = 0; g < GROUPS; g++) groups[g] = larger(groups[g], here[g]);
     store(maxima.data() + b * LANES, larger(larger(here[0], here[1]), larger(here[2], here[3])));
   }
@@ -341,18 +369,22 @@ void top_log_probs_of(const typename D::T* row, int64_t width, int64_t k, int64_
   }
 }
 
-void top_log_probs(const void* logits, int32_t type, int64_t rows, int64_t width, int64_t k, int64_t* tokens, double* log_q, float* log_sums) {
+void top_log_probs(const void* logits, int32_t type, int64_t rows, int64_t width, int64_t k,
+                   int64_t* tokens, double* log_q, float* log_sums) {
   for (int64_t r = 0; r < rows; r++) {
     int64_t* const places = tokens + r * k;
     double* const values = log_q + r * k;
     if (type == FLOAT32)
-      top_log_probs_of<Float32>(static_cast<const float*>(logits) + r * width, width, k, places, values, log_sums + r);
+      top_log_probs_of<Float32>(static_cast<const float*>(logits) + r * width, width, k, places,
+                                values, log_sums + r);
     else
-      top_log_probs_of<BFloat16>(static_cast<const uint16_t*>(logits) + r * width, width, k, places, values, log_sums + r);
+      top_log_probs_of<BFloat16>(static_cast<const uint16_t*>(logits) + r * width, width, k, places,
+                                 values, log_sums + r);
   }
 }
 
-// Numbers of bfloat16 that are not negative are ordered as their bits, negative ones the other way round.
+// Numbers of bfloat16 that are not negative are ordered as their bits, negative ones the other way
+// round.
 void largest(const int16_t* bits, int64_t rows, int64_t width, int64_t* out) {
   constexpr int16_t SIZE = 0x7FFF, INFINITE_HALF = 0x7F80;
   constexpr uint16_t MINUS_INFINITE = 0xFF80;
@@ -373,7 +405,8 @@ void largest(const int16_t* bits, int64_t rows, int64_t width, int64_t* out) {
     int64_t i = 0;
     for (; i + BLOCK <= width; i += BLOCK) {
       int16_t found = 0;
-      for (int64_t j = 0; j < BLOCK; j++) found |= static_cast<int16_t>(static_cast<int16_t>(row[i + j] & mask) == wanted);
+      for (int64_t j = 0; j < BLOCK; j++)
+        found |= static_cast<int16_t>(static_cast<int16_t>(row[i + j] & mask) == wanted);
       if (found) break;
     }
     while ((row[i] & mask) != wanted) i++;
@@ -381,8 +414,9 @@ void largest(const int16_t* bits, int64_t rows, int64_t width, int64_t* out) {
   }
 }
 
-void confidences(const double* x, int64_t features, int64_t nodes, const double* hidden, const double* hidden_bias, int64_t units,
-                 const double* output, double output_bias, double* out) {
+void confidences(const double* x, int64_t features, int64_t nodes, const double* hidden,
+                 const double* hidden_bias, int64_t units, const double* output, double output_bias,
+                 double* out) {
   constexpr int64_t BLOCK = 32;
   for (int64_t begin = 0; begin < nodes; begin += BLOCK) {
     const int64_t count = std::min(BLOCK, nodes - begin);
@@ -397,7 +431,8 @@ void confidences(const double* x, int64_t features, int64_t nodes, const double*
       }
       for (int64_t m = 0; m < count; m++) found[m] += (0.0 > unit[m] ? 0.0 : unit[m]) * output[d];
     }
-    for (int64_t m = 0; m < count; m++) out[begin + m] = 0.5 * (1 + std::tanh(found[m] / 2));  // the sigmoid, without overflow
+    // The sigmoid, computed without overflow.
+    for (int64_t m = 0; m < count; m++) out[begin + m] = 0.5 * (1 + std::tanh(found[m] / 2));
   }
 }
 
@@ -443,6 +478,7 @@ void gumbel(const uint32_t* place, int64_t count, double* out) {
 #define DRAFTREE_TEXT(name) DRAFTREE_TEXT_(name)
 
 extern const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT);
-const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT) = {DRAFTREE_TEXT(DRAFTREE_VARIANT), entropies, largest, confidences, top_log_probs, gumbel};
+const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT) = {
+    DRAFTREE_TEXT(DRAFTREE_VARIANT), entropies, largest, confidences, top_log_probs, gumbel};
 
 }  // namespace draftree
