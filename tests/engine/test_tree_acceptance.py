@@ -11,7 +11,7 @@ from draftree.data.samples import Sample
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation.target_trace import TokenText
-from draftree.evaluation.tree_acceptance import count_matches, expected_length
+from draftree.evaluation.tree_acceptance import MAX_DEPTH, count_matches, expected_length
 from draftree.registry import build
 from draftree.request import Request
 from draftree.target.target import Target
@@ -83,27 +83,27 @@ def test_trees_of_a_drafter_that_is_half_right(policy, text, matched, reached, l
         ("dspark", "yield"),
     ],
 )
-def test_along_its_own_text_trees_are_accepted_as_in_decoding(drafter, policy) -> None:
-    target, prompt = tiny_target(), [3, 1, 4]
-    made = build("drafter", drafter).example(target)
-    plan = [
-        *prompt,
-        *Engine(target, made, build("policy", "chain")).plain([Request(prompt, 30)]).tokens[0],
-    ]
+@pytest.mark.parametrize("seed", range(3))
+def test_along_its_own_text_trees_are_accepted_as_in_decoding(drafter, policy, seed) -> None:
+    """Decoding goes on behind the counted text, as its last trees are limited by its last token."""
+    target, prompt, counted = tiny_target(context=60), [3, 1, 4], 30
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = build("drafter", drafter).example(target)
+    request = Request(prompt, counted + MAX_DEPTH)
+    plan = [*prompt, *Engine(target, made, build("policy", "chain")).plain([request]).tokens[0]]
     helped = lambda: Coached(made, Sometimes([plan], 61))
     steps = (
-        Engine(target, helped(), build("policy", policy), costs=CHEAP)
-        .write([Request(prompt, 30)])
-        .stats.steps
+        Engine(target, helped(), build("policy", policy), costs=CHEAP).write([request]).stats.steps
     )
-    matched, reached = count_matches(
-        target, helped(), build("policy", policy), [TokenText(np.array(plan), 3)], CHEAP
-    )
-    assert reached[0] == len(steps) < 28
-    assert matched.sum() - sum(s.accepted for s in steps) in (
-        0,
-        1,
-    )  # the text's last token may be in the last tree
+    accepted = [s.accepted for s in steps]
+    roots = np.cumsum([0, *(1 + a for a in accepted)])[:-1].tolist()
+    last = counted - 1  # the counted text's last token; the first token after the prompt is 0
+    hits = [min(a, last - root) for root, a in zip(roots, accepted, strict=True) if root < last]
+    text = TokenText(np.array(plan[: len(prompt) + counted]), len(prompt))
+    matched, reached = count_matches(target, helped(), build("policy", policy), [text], CHEAP)
+    assert reached[0] == len(hits) < 28
+    assert matched.sum() == sum(hits)
 
 
 def test_several_texts_count_as_each_alone() -> None:

@@ -7,9 +7,11 @@ it, the acceptance length to be expected is
 
     1 + Σ_d Π_{j ≤ d} r_j .
 
-A tree is the one that decoding would grow, so nothing is taken for independent but the depths;
-behind a token that the target would not have chosen nothing is known, so such a text counts no
-further at that root. Of texts that the target wrote greedily nothing is lost.
+A tree is the one that decoding would grow if it went on behind the text's end, so nothing is taken
+for independent but the depths. Decoding that stops at this end grows its last trees less deep, and
+may take other nodes for them. Behind a token that the target would not have chosen nothing is
+known, so such a text counts no further at that root. Of texts that the target wrote greedily
+nothing is lost.
 
 Shapes: R texts, T tokens, N nodes, F frontier nodes, K candidates.
 """
