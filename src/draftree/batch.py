@@ -155,7 +155,7 @@ class SequenceBatch:
         """Return the committed tokens [R] of each slot; none while its prompt is being read."""
         return [text[:0] if row in self.seated else text for row, text in enumerate(self.committed)]
 
-    def read_by_drafter(self) -> bool:
+    def mark_read_by_drafter(self) -> bool:
         """Mark all sequences as read by the drafter.
 
         Return whether any sequence was unread, which means that it began after the last call.
@@ -164,11 +164,11 @@ class SequenceBatch:
         return bool(unread)
 
     @property
-    def admitted(self) -> int:
+    def num_admitted(self) -> int:
         """Return the number of calls of `admit`, including those of earlier batches."""
         return self._admitted
 
-    def selected(self, rows: Ints) -> "SequenceBatch":
+    def select(self, rows: Ints) -> "SequenceBatch":
         """Return a batch with the same sequences in other slots, and with a copy of the cache.
 
         `rows` [R'] gives the old slot of each new slot, −1 for a slot that is to be free.
@@ -226,7 +226,7 @@ class SequenceBatch:
         settings = [request.sampling for request in self.requests]
         return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)
 
-    def recorded(self, kind: Draw, vocab: int) -> TokenChoice | None:
+    def captured_token_choice(self, kind: Draw, vocab: int) -> TokenChoice | None:
         """Return how captured passes (CUDA graphs) choose tokens, or None if they cannot.
 
         They cannot if no passes are captured, if the sequences have different settings, or if a
@@ -251,7 +251,7 @@ class SequenceBatch:
             for request in mine
         )
         known = all(type(step) in WARPERS for step in setting.processors)
-        if not (alike and known) or kind.sampled or self._source is not None:
+        if not (alike and known) or kind.is_sampled or self._source is not None:
             return None
         return TokenChoice(setting, kind is Draw.COUPLED, vocab)
 
@@ -261,7 +261,7 @@ class SequenceBatch:
         mine = [self.requests[row] for row in self.live.tolist()]
         return any(r.guides or r.forced for r in mine)
 
-    def shown(self, tree: Tree, node: int) -> list[int]:
+    def tokens_up_to(self, tree: Tree, node: int) -> list[int]:
         """Return the token ids from the start of a node's sequence to the node.
 
         They are passed to processors and criteria. They include padding before the prompt, and the
@@ -270,17 +270,17 @@ class SequenceBatch:
         row, path = int(tree.row[node]), tree.tokens[tree.path(node)].tolist()
         return [*self.requests[row].before, *self.committed[row].tolist(), *path]
 
-    def forced(self, tree: Tree, frontier: Ints) -> Ints:
+    def forced_tokens(self, tree: Tree, frontier: Ints) -> Ints:
         """Return [F] the only token that may follow each frontier node; −1 if there are several."""
         found = np.full(len(frontier), -1)
         for place, node in enumerate(frontier.tolist()):
             rule = self.requests[int(tree.row[node])].forced
-            token = None if rule is None else rule(self.shown(tree, node))
+            token = None if rule is None else rule(self.tokens_up_to(tree, node))
             if token is not None:
                 found[place] = token
         return found
 
-    def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
+    def draft_guide(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
         """Return a function that applies guides to draft logits [F, V] after the frontier.
 
         Return None if no sequence has guides.
@@ -289,13 +289,13 @@ class SequenceBatch:
         if not any(guides):
             return None
 
-        def shaped(logits: Tensor) -> Tensor:
+        def apply(logits: Tensor) -> Tensor:
             rows = zip(logits, guides, frontier.tolist(), strict=True)
             return torch.stack(
-                [apply_guides(one, own, self.shown(tree, node)) for one, own, node in rows]
+                [apply_guides(one, own, self.tokens_up_to(tree, node)) for one, own, node in rows]
             )
 
-        return shaped
+        return apply
 
     def distributions(
         self,
@@ -333,7 +333,7 @@ class SequenceBatch:
         return Distributions(
             logits,
             processors,
-            partial(self.shown, tree),
+            partial(self.tokens_up_to, tree),
             greedy,
             verified.told,
             noise,
@@ -400,7 +400,7 @@ class SequenceBatch:
         nodes, deepest = np.bincount(tree.row), np.zeros(self.cache.rows, np.int64)
         np.maximum.at(deepest, tree.row, tree.depth)
         for root, path in enumerate(verdict.paths):
-            row, kept = int(tree.row[root]), verdict.kept(root)
+            row, kept = int(tree.row[root]), verdict.committed_nodes(root)
             request, written = self.requests[row], self.written[row]
             tokens = [*tree.tokens[path].tolist(), int(verdict.bonus[root])]
             if step:
@@ -414,7 +414,7 @@ class SequenceBatch:
             full = (
                 len(self.committed[row]) + len(kept) >= target.decoder.context
             )  # no position is left for the root
-            count, ending = self._cut(row, tokens, full)
+            count, ending = self._find_ending(row, tokens, full)
             p.raise_if_invalid(kept[:count])
             origins = self._origins(tree, kept[:-1])
             origins.append("bonus" if step else "prefill")
@@ -444,9 +444,11 @@ class SequenceBatch:
         """
         if not len(parents) or self.requests[int(tree.row[parents[0]])].forced is None:
             return ["drafted" for _ in parents]
-        return ["forced" if token >= 0 else "drafted" for token in self.forced(tree, parents)]
+        return [
+            "forced" if token >= 0 else "drafted" for token in self.forced_tokens(tree, parents)
+        ]
 
-    def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
+    def _find_ending(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
         """Return how many of a step's tokens a sequence emits, and why it ends if it does.
 
         Args:
@@ -529,7 +531,7 @@ class Writer(Protocol):
         """Return the batch and an iterator over its steps; see `Engine.begin`."""
         ...
 
-    def timed(
+    def time_steps(
         self, steps: Iterator[list[Emitted]], rows: SequenceBatch
     ) -> Generator[list[Emitted], None, None]:
         """Yield the steps of a batch and count their seconds."""

@@ -32,7 +32,7 @@ from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of,
 from draftree.data.readers import Messages
 from draftree.drafters._from_objects import LoadedModel, OpenDrafter
 from draftree.drafters.base import Drafter, Method
-from draftree.drafting.states import carried
+from draftree.drafting.states import carry_state
 from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, format_value
 from draftree.formats.known_checkpoints import find_published, published_for
 from draftree.hf.generate import Hook, check_types, generate, is_text, taken_text, takes_hook_calls
@@ -524,7 +524,7 @@ class Engine(Hinting, metaclass=_Loads):
             raise
         self.learned[lesson] = state.policy
         self.held = make_prefix_cache(rows, state)
-        self.carried = carried(self.drafter, state.drafter)
+        self.carried = carry_state(self.drafter, state.drafter)
 
     def submit(
         self,
@@ -626,16 +626,14 @@ class Engine(Hinting, metaclass=_Loads):
         set_evaluation_mode(self.target)
         acceptor = self.acceptor or Match()
         parts = Components(self.target, self.drafter, self.policy, acceptor, self.step_costs)
-        return parts, State(self.carried, self.learned.get(self._mixed_lesson(acceptor)))
+        return parts, State(self.carried, self.learned.get(self._lesson_key(acceptor)))
 
     def remember(self, state: State) -> None:
         """Store the state that drafter and policy have learnt from submitted requests."""
-        self.learned[self._mixed_lesson(self.acceptor or Match())] = state.policy
-        self.carried = carried(self.drafter, state.drafter)
+        self.learned[self._lesson_key(self.acceptor or Match())] = state.policy
+        self.carried = carry_state(self.drafter, state.drafter)
 
-    def _mixed_lesson(
-        self, acceptor: Acceptor
-    ) -> tuple[Policy, str, frozenset[Sampling], Acceptor]:
+    def _lesson_key(self, acceptor: Acceptor) -> tuple[Policy, str, frozenset[Sampling], Acceptor]:
         return self.policy, self.drafter.described, frozenset(), acceptor
 
     def plain(
@@ -656,15 +654,15 @@ class Engine(Hinting, metaclass=_Loads):
         acceptor = self.acceptor or default_acceptor(sampling.greedy)
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
-    def timed(
+    def time_steps(
         self, steps: Iterator[list[Emitted]], rows: SequenceBatch
     ) -> Generator[list[Emitted], None, None]:
-        """Yield the steps of a begun batch and count their seconds; see the function `timed`.
+        """Yield the steps of a begun batch and count their seconds; see the function `time_steps`.
 
         Each step runs under the engine's lock, so that no other thread uses the models at the same
         time.
         """
-        return timed(steps, rows, self._lock)
+        return time_steps(steps, rows, self._lock)
 
     @takes_hook_calls
     def generate(
@@ -839,7 +837,7 @@ def plain_stream(
         default_acceptor(False),
     )
 
-    def ended(events: list[Emitted]) -> list[tuple[Request, list[int]]]:
+    def free_ended(events: list[Emitted]) -> list[tuple[Request, list[int]]]:
         return [(table.requests[e.row], table.leave(e.row)) for e in events if e.ending is not None]
 
     while True:
@@ -847,10 +845,12 @@ def plain_stream(
             taken := [r for r in islice(iter(waiting, None), group) if r]
         ):
             check_requests(taken, target)
-            yield from ended(loop.prefill(target, acceptor, HiddenStateSpec(), table, taken)[1])
+            yield from free_ended(
+                loop.prefill(target, acceptor, HiddenStateSpec(), table, taken)[1]
+            )
         if not table.live.size:
             return
-        yield from ended(loop.plain_step(target, acceptor, table))
+        yield from free_ended(loop.plain_step(target, acceptor, table))
         stats.steps.clear()  # in a long stream they would fill the memory
         stats.work.clear()
 
@@ -907,12 +907,12 @@ def run_loop(
     lock: AbstractContextManager[Any] = nullcontext(),
 ) -> None:
     """Run a loop to its end and measure its time, without the time of the listener."""
-    for events in timed(steps, rows, lock):
+    for events in time_steps(steps, rows, lock):
         if on_tokens is not None:
             on_tokens(events)
 
 
-def timed(
+def time_steps(
     steps: Iterator[list[Emitted]], rows: SequenceBatch, lock: AbstractContextManager[Any]
 ) -> Generator[list[Emitted], None, None]:
     """Yield the steps of a loop, each run under a lock, and add up their seconds.

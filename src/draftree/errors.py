@@ -147,7 +147,7 @@ class Hinting:
                 self.kind_of_name,
                 name,
                 self,
-                None if name.startswith("_") else self._held_by_a_part(name),
+                None if name.startswith("_") else self._part_expression(name),
             )
 
         def __getitem__(self, key: Any) -> Any:
@@ -160,7 +160,7 @@ class Hinting:
                 return getattr(self, key)
             raise UserError(self.no_items)
 
-    def _held_by_a_part(self, name: str) -> str | None:
+    def _part_expression(self, name: str) -> str | None:
         """Return the expression to write for an attribute that one of the parts has.
 
         Return None if the table of names contains the name, or if no part has the attribute.

@@ -226,7 +226,7 @@ def select(
     Returns:
         The new batch and its state, or None if the drafter cannot change the batch.
     """
-    new = rows.selected(chosen)
+    new = rows.select(chosen)
     drafter = select_drafter_state(parts.drafter, rows, state.drafter, chosen, new.cache)
     return None if drafter is None else (new, State(drafter, state.policy))
 

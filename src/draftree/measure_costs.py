@@ -219,7 +219,7 @@ class _Setting:
         verdict, before = AcceptResult(paths, np.ones(rows, np.int64)), np.full(rows, self.context)
         hidden_states = self.target.verify(self.cache, tree, self.drafter.needs).hidden_states
         hidden_states = hidden_states.take(
-            np.concatenate([verdict.kept(row) for row in range(rows)])
+            np.concatenate([verdict.committed_nodes(row) for row in range(rows)])
         )
         self.target.commit(self.cache, tree, verdict)
         undo = partial(self.drafter.truncate, state, before)

@@ -70,7 +70,7 @@ def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] 
         raise UserError(
             f"acceptor '{rule}' is not exact for {acceptor.draw.value} draws; allowed: {allowed}"
         )
-    if acceptor.draw.sampled and policy.prunes_on_draws and not acceptor.survives_pruning:
+    if acceptor.draw.is_sampled and policy.prunes_on_draws and not acceptor.survives_pruning:
         raise UserError(
             f"acceptor '{rule}' is not exact where policy '{name}' prunes on what was drawn; allowed: match"
         )

@@ -48,7 +48,7 @@ class Draw(Enum):
     """
 
     @property
-    def sampled(self) -> bool:
+    def is_sampled(self) -> bool:
         """Return whether candidates are random samples, whose q an acceptor must know."""
         return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
@@ -191,10 +191,10 @@ class Candidates:
         """Return the candidates of the last `nodes` frontier nodes."""
         return self if nodes == len(self.tokens) else self._each(lambda column: column[-nodes:])
 
-    def shared(self, which: Ints) -> "Candidates":
+    def share_lists(self, which: Ints) -> "Candidates":
         """Return candidates [F] for nodes that share lists: node i gets list number `which[i]`."""
 
-        def spread(column: Any) -> Any:
+        def expand_column(column: Any) -> Any:
             if isinstance(
                 column, Tensor
             ):  # one list for all costs no memory, and layered policies request it so
@@ -205,7 +205,7 @@ class Candidates:
                 )
             return column[which]
 
-        return self._each(spread)
+        return self._each(expand_column)
 
     def _each(self, change: Callable[[Any], Any]) -> "Candidates":
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -398,7 +398,7 @@ class Tree:
         Only the distributions of sampled draws are stored, because an acceptor needs the whole q
         that each child was drawn from. For other draws the row is −1.
         """
-        if not candidates.draw.sampled:
+        if not candidates.draw.is_sampled:
             return self.q, -1
         assert candidates.log_probs is not None
         q = candidates.log_probs.exp()
@@ -454,7 +454,7 @@ class AcceptResult:
             found += path.tolist()
         return np.array(found, np.int64)
 
-    def kept(self, root: int) -> Ints:
+    def committed_nodes(self, root: int) -> Ints:
         """Return the committed nodes of one tree: the root and the accepted nodes below it."""
         return np.append(root, self.paths[root])
 

@@ -101,7 +101,7 @@ class Given(Drafter[tuple[int, ...]]):
         self, state: Any, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> tuple[int, ...]:
         self.given.append(hidden_states)
-        return (*state, *tree.tokens[verdict.kept(0)].tolist())
+        return (*state, *tree.tokens[verdict.committed_nodes(0)].tolist())
 
     def truncate(self, state: Any, lengths: Ints, rows: Ints | None = None) -> tuple[int, ...]:
         return tuple(state[: int(lengths[0])])

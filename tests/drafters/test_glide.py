@@ -141,7 +141,7 @@ def walk(t: Target, drafter: GLIDEDrafter, lengths: Sequence[int], steps: int, s
                 far = max(far, worst(got, want))
         verified, verdict = t.verify(cache, tree, drafter.needs), some_verdict(tree, rng)
         t.commit(cache, tree, verdict)
-        kept = np.concatenate([verdict.kept(root) for root in range(rows)])
+        kept = np.concatenate([verdict.committed_nodes(root) for root in range(rows)])
         state = drafter.commit(state, tree, verdict, verified.hidden_states.take(kept))
         for row, text in enumerate(grown(committed, tree, verdict)):
             sees = len(text) if drafter.knobs.variant == "official" else len(committed[row])

@@ -157,7 +157,7 @@ def test_greedy_runs_are_the_official_ones(
     compared = 0
     for (tree, verdict), step in zip(recorded.steps, run["steps"], strict=False):
         assert tree.tokens[0] == step["root"]
-        assert tree.tokens[verdict.kept(0)].tolist() == step["emitted"]
+        assert tree.tokens[verdict.committed_nodes(0)].tolist() == step["emitted"]
         assert verdict.bonus.tolist() == [step["bonus"]]
         if step["draft_min_top8_gap"] > GAP:
             compared += 1

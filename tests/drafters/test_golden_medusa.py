@@ -103,7 +103,7 @@ def test_a_greedy_run(run: int) -> None:
         assert tree.tokens.tolist() == step["tokens"]
         assert tree.parents.tolist() == parents
         assert choice == step["target_argmax"]
-        assert verdict.kept(0).tolist() == step["accepted_nodes"]
+        assert verdict.committed_nodes(0).tolist() == step["accepted_nodes"]
 
 
 @pytest.mark.parametrize("run", [0, 1])

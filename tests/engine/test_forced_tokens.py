@@ -133,7 +133,7 @@ def test_nothing_that_is_forbidden_is_drafted(temperature: float) -> None:
         texts, steps = engine.begin(
             [request if kept else replace(request, guides=())], Sampling(temperature, seed=2)
         )
-        told += [event.tree for events in engine.timed(steps, texts) for event in events]
+        told += [event.tree for events in engine.time_steps(steps, texts) for event in events]
         pairs = [
             (t.tokens[t.parents[n]], t.tokens[n]) for t in told for n in range(t.roots, len(t))
         ]

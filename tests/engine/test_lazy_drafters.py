@@ -55,7 +55,7 @@ class Text:
         verified = self.target.verify(self.cache, tree, self.drafter.needs)
         verdict = some_verdict(tree, self.rng)
         self.target.commit(self.cache, tree, verdict)
-        kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])
+        kept = np.concatenate([verdict.committed_nodes(root) for root in range(tree.roots)])
         with without_passes(self.drafter):
             self.state = self.drafter.commit(
                 self.state, tree, verdict, verified.hidden_states.take(kept)

@@ -77,7 +77,7 @@ KINDS = ("unlikely", "parity", "unlike", "half")
 )
 def test_the_distribution_is_the_targets_whatever_it_looks_at(keeps: Any, draw: Draw) -> None:
     rule = Match() if draw is Draw.COUPLED else Asking(Match(), draw)
-    asked, depth = ASKED["t=1"], 2 - draw.sampled  # of draws there are many more outcomes
+    asked, depth = ASKED["t=1"], 2 - draw.is_sampled  # of draws there are many more outcomes
     assert law(Looking(keeps, depth), rule, tabled(FAR), asked) == pytest.approx(
         wanted(asked), abs=1e-12
     )

@@ -108,7 +108,7 @@ def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
         (Always, "commit", "draft bookkeeping"),
         (Greedy, "accept", "p, accepting"),
         (SlotCache, "commit_tokens", "committing"),
-        (SequenceBatch, "_cut", "text"),
+        (SequenceBatch, "_find_ending", "text"),
         (ForwardBatch, "forest", "packing, mask"),
     ],
 )

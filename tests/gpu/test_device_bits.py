@@ -101,7 +101,7 @@ def test_trees_have_the_hosts_bits(
     monkeypatch.setattr(ShapeBuckets, "width", lambda self, n: width(self, max(n, WIDTH)))
     monkeypatch.setattr(devices, "on_host", lambda device: False)
     texts, events, odd = written(name, policy, sampling, count, broken)
-    monkeypatch.setattr(SequenceBatch, "recorded", lambda *args: None)
+    monkeypatch.setattr(SequenceBatch, "captured_token_choice", lambda *args: None)
     host_texts, host_events, host_odd = written(name, policy, sampling, count, broken)
     assert texts == host_texts
     assert odd == host_odd

@@ -84,7 +84,7 @@ class PathRows:
         self.target.commit(cache, tree, verdict)
         for mixer, hidden in self._inputs.items():
             for row in range(tree.roots):
-                at = np.searchsorted(tree.of_row(row), verdict.kept(row))
+                at = np.searchsorted(tree.of_row(row), verdict.committed_nodes(row))
                 self._run(mixer, hidden[row, at], self._own[mixer][row])
 
     def _run(

@@ -68,7 +68,8 @@ def errors(family: str, steps: int = 2, nodes: int = 8, seed: int = 3) -> tuple[
             verdict = some_paths(draw, tree)
             target.commit(cache, tree, verdict)
             stock = [
-                each.after(tree.tokens[verdict.kept(r)].tolist()) for r, each in enumerate(stock)
+                each.after(tree.tokens[verdict.committed_nodes(r)].tolist())
+                for r, each in enumerate(stock)
             ]
             states.append(state_error(cache, stock))
     return max(wrong), max(states)

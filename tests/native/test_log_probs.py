@@ -89,7 +89,7 @@ def test_all_ways_to_log_q_have_the_same_bits(dtype: torch.dtype) -> None:
     assert (shaped.log_q == found.log_q).all()
     assert (found.entropy() == shaped.entropy()).all()
     assert (found.last(2).entropy() == shaped.entropy()[1:]).all()
-    spread = found.shared(np.array([2, 2, 0, 1]))
+    spread = found.share_lists(np.array([2, 2, 0, 1]))
     assert (spread.log_of(spread.tokens) == spread.log_q).all()
 
 

@@ -220,7 +220,9 @@ class FusedDrafter(Drafter[FusedState]):
         The guide is the trained drafter. The probabilities of the hits come from the acceptance
         model for hits without a guide. `expand` does not search again for the same nodes.
         """
-        if self.searches or drawing.kind.sampled:  # samples of one part are not merged with others
+        if (
+            self.searches or drawing.kind.is_sampled
+        ):  # samples of one part are not merged with others
             return None, state
         inner, proposed = list(state.parts), dict[int, Candidates]()
         for i, part in enumerate(self.parts):
@@ -239,7 +241,7 @@ class FusedDrafter(Drafter[FusedState]):
         They are valued in the same way as in `find`.
         """
         searching = [i for i, part in enumerate(self.parts) if part.searches]
-        if self.searches or drawing.kind.sampled or len(searching) != 1:
+        if self.searches or drawing.kind.is_sampled or len(searching) != 1:
             return None, state
         (i,), inner = searching, list(state.parts)
         found, inner[i] = self.parts[i].below(state.parts[i], tree, frontier, k, drawing, deepest)
@@ -285,11 +287,13 @@ class FusedDrafter(Drafter[FusedState]):
         at = [places.get(number, -1) for number in tree.number[frontier].tolist()]
         for i, part in enumerate(self.parts):
             if i in found and -1 not in at:
-                candidates = found[i].shared(np.array(at))
+                candidates = found[i].share_lists(np.array(at))
             else:
                 candidates, inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
             proposed[i] = replace(candidates, source=(1 << i) - 1)
-            if candidates.draw.sampled:  # candidates of other parts were not drawn from the same q
+            if (
+                candidates.draw.is_sampled
+            ):  # candidates of other parts were not drawn from the same q
                 return proposed[i], replace(state, parts=tuple(inner))
         guide = next((i for i, candidates in proposed.items() if candidates.logs is not None), None)
         finds = self._finds(state, tree, frontier, proposed, guide)
@@ -339,7 +343,7 @@ class FusedDrafter(Drafter[FusedState]):
         ]
         trust = list(state.trust)
         for root in range(tree.roots):
-            row, kept = int(tree.row[root]), verdict.kept(root)
+            row, kept = int(tree.row[root]), verdict.committed_nodes(root)
             nexts = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
             finds = [[f for f in state.finds if f.part == i] for i in range(len(inner))]
             trust[row] = tuple(

@@ -223,7 +223,7 @@ class LookaheadDrafter(Drafter[LookaheadState]):
         rows, next_level = list(state.rows), self._next_level(state, hidden_states.probe_logits)
         for root, bonus in enumerate(verdict.bonus.tolist()):
             r = int(tree.row[root])
-            new = [*tree.tokens[verdict.kept(root)].tolist(), bonus]
+            new = [*tree.tokens[verdict.committed_nodes(root)].tolist(), bonus]
             graded = self._graded(rows[r], new)
             moved = self._looked_ahead(graded, new[0], next_level.get(r))
             rows[r] = self._read(moved, new, len(moved.text) + 1)

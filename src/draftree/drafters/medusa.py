@@ -223,7 +223,7 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
             ), state
         return make_candidates(
             torch.stack(logits), heads, k, drawing, rows, depths, drafted
-        ).shared(which.ravel()), state
+        ).share_lists(which.ravel()), state
 
     @torch.inference_mode()
     @override

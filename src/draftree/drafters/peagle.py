@@ -307,7 +307,7 @@ class PEAGLEDrafter(PairReader):
             torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0
         )
         found = make_candidates(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
-        return found if which is None else found.shared(which), state
+        return found if which is None else found.share_lists(which), state
 
     def _slots(self, state: PairState, tree: Tree) -> PairState:
         """Read the pending pairs of each sequence, the root's pair, and the slots after it."""

@@ -192,7 +192,7 @@ class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
             None if hidden_states.top is None else hidden_states.top[:, : self._width].cpu().numpy()
         )
         for root in range(tree.roots):
-            row, kept = int(tree.row[root]), verdict.kept(root)
+            row, kept = int(tree.row[root]), verdict.committed_nodes(root)
             nexts = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
             judged[row] = judged[row] + self._judgement(state, row, tree.tokens[kept], nexts)
             if top is not None:

@@ -81,7 +81,7 @@ def select_drafter_state(
         return None
 
 
-def carried(drafter: Drafter[Any], state: Any) -> Any:
+def carry_state(drafter: Drafter[Any], state: Any) -> Any:
     """Return the state that a drafter keeps from text to text; None if it raises an exception."""
     try:
         return None if state is None else drafter.carry(state)

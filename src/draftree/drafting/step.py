@@ -135,7 +135,7 @@ class Drafting(RetrievalExpand):
     def _grow(
         self, policy: Policy, roots: Tree, costs: Costs, room: TreeBudget, memory: Any
     ) -> Tree | DeviceTree:
-        recorded = self.rows.recorded(self.drawing.kind, self.vocab)
+        recorded = self.rows.captured_token_choice(self.drawing.kind, self.vocab)
         if (
             recorded is not None
             and (plan := self._plan(policy, roots, costs, room, memory)) is not None
@@ -234,12 +234,12 @@ class Drafting(RetrievalExpand):
         told, found = verify_device_tree(
             target, self.rows.cache, grown, self.drafter.needs, self._mark
         )
-        self._clocked(told, self.layers.each_node)
+        self._record_draft_seconds(told, self.layers.each_node)
         self.state = self.layers.state(told.fed)
         self._check_finite(told.finite)
         return told.tree, found
 
-    def _clocked(self, told: DeviceReport, each_node: bool) -> None:
+    def _record_draft_seconds(self, told: DeviceReport, each_node: bool) -> None:
         """Record the device time of each draft step, after the host has waited for the device.
 
         Layers that consist only of padding are not counted.
@@ -257,7 +257,7 @@ class Drafting(RetrievalExpand):
     @in_phase("draft")
     @override
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
-        open_ = self.rows.forced(tree, frontier) < 0
+        open_ = self.rows.forced_tokens(tree, frontier) < 0
         if not open_.any():
             return None
         asked, self.finds = frontier[open_], self.finds + 1
@@ -269,7 +269,7 @@ class Drafting(RetrievalExpand):
         self.find_seconds += time.perf_counter() - start
         if found is None:
             return None
-        return insert_empty_candidates(self._allowed(found, drawing), open_)
+        return insert_empty_candidates(self._drop_forbidden(found, drawing), open_)
 
     @in_phase("draft")
     @override
@@ -305,15 +305,15 @@ class Drafting(RetrievalExpand):
     @in_phase("draft")
     @override
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
-        forced = self.rows.forced(tree, frontier)
+        forced = self.rows.forced_tokens(tree, frontier)
         open_ = forced < 0
         self.passed += frontier[~open_].tolist()
         if not open_.any():
             return Candidates(forced[:, None], np.zeros((len(frontier), 1)))
-        found = self._asked(tree, frontier[open_], k)
+        found = self._request_candidates(tree, frontier[open_], k)
         return found if open_.all() else insert_forced_tokens(found, forced)
 
-    def _asked(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+    def _request_candidates(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         """Return the drafter's candidates; it reads forced tokens above the frontier first."""
         above = np.array([n for n in self.passed if tree.ancestors[frontier, n].any()], np.int64)
         self.passed = [n for n in self.passed if n not in above]
@@ -336,7 +336,7 @@ class Drafting(RetrievalExpand):
         if fed:
             self.steps.append(DraftStep(fed, time.perf_counter() - start))
         self._check_finite(candidates.finite)
-        return self._allowed(candidates, drawing)
+        return self._drop_forbidden(candidates, drawing)
 
     def _check_finite(self, finite: bool) -> None:
         if not finite:
@@ -344,13 +344,13 @@ class Drafting(RetrievalExpand):
             self.rows.warn(f"the drafter's output is not finite: {what} ({self.drafter.described})")
 
     def _drawing(self, tree: Tree, frontier: Ints) -> Drawing:
-        shaped = self.rows.guided(tree, frontier)
+        shaped = self.rows.draft_guide(tree, frontier)
         return self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
 
     def _drawing_of(self, tree: Tree, nodes: Ints, frontier: Ints, drawing: Drawing) -> Drawing:
         return drawing if nodes is frontier else self._drawing(tree, nodes)
 
-    def _allowed(self, candidates: Candidates, drawing: Drawing) -> Candidates:
+    def _drop_forbidden(self, candidates: Candidates, drawing: Drawing) -> Candidates:
         # A whole q comes from logits that went through the processors; other candidates have
         # not been.
         if drawing.shaped is None or (candidates.logs is not None and candidates.sources is None):
@@ -364,17 +364,17 @@ class Drafting(RetrievalExpand):
         if not rows:
             return
         try:
-            self.state = self._committed(tree, verdict, verified.hidden_states, rows)
+            self.state = self._commit(tree, verdict, verified.hidden_states, rows)
         except Exception as error:
             failed = list[int]()
             for row in rows:
                 try:
-                    self.state = self._committed(tree, verdict, verified.hidden_states, [row])
+                    self.state = self._commit(tree, verdict, verified.hidden_states, [row])
                 except Exception:
                     failed.append(row)
             stop_drafting(self.rows, self.drafter, DrafterFault(failed, error))
 
-    def _committed(
+    def _commit(
         self, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates, rows: list[int]
     ) -> Any:
         kept = verdict.nodes[np.isin(tree.row[verdict.nodes], rows)]
@@ -427,7 +427,7 @@ class Drafting(RetrievalExpand):
             commit=commit,
             seconds=seconds,
             gained=sum(map(len, verdict.paths)) + work.rows,
-            prompt_read=bool(self.frontiers) and self.rows.read_by_drafter(),
+            prompt_read=bool(self.frontiers) and self.rows.mark_read_by_drafter(),
             recorded=self.capture.recordings > self._recordings,
             beside=beside,
         )

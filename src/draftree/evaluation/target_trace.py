@@ -128,7 +128,7 @@ class Recording:
     def commit(self, cache: SlotCache, tree: Tree, verdict: AcceptResult) -> None:
         """Advance in the texts by the accepted tokens; see `Target.commit`."""
         for root in range(tree.roots):
-            cache.lengths[tree.row[root]] += len(verdict.kept(root))
+            cache.lengths[tree.row[root]] += len(verdict.committed_nodes(root))
 
     def hidden_states(
         self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: HiddenStateSpec

@@ -196,7 +196,7 @@ def replay(
         verdict = AcceptResult(paths, np.array([t[n] for t, n in zip(tokens, kept, strict=True)]))
         target.commit(cache, tree, verdict)
         hidden_states = verified.hidden_states.take(
-            np.concatenate([verdict.kept(root) for root in range(len(live))])
+            np.concatenate([verdict.committed_nodes(root) for root in range(len(live))])
         )
         state = drafter.commit(state, tree, verdict, hidden_states)
         at[live] += kept

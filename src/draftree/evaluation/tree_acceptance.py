@@ -178,7 +178,7 @@ def _along(
             for r, path in zip(live.tolist(), paths, strict=True)
         ]
         verdict = AcceptResult(tuple(paths), np.array(bonus, np.int64))
-        kept = np.concatenate([verdict.kept(root) for root in range(len(live))])
+        kept = np.concatenate([verdict.committed_nodes(root) for root in range(len(live))])
         positions = at[tree.row[kept]] + tree.depth[kept]
         hidden_states = source.hidden_states(
             cache, tree.row[kept], positions, tree.tokens[kept], needs

@@ -171,7 +171,7 @@ def _draw_by_kind(
     before = None
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
         before, log_probs = log_probs, couple_log_q(log_probs, drawing, rows, depths)
-    elif drawing.kind.sampled and drawing.noise is not None:
+    elif drawing.kind.is_sampled and drawing.noise is not None:
         return _draw_samples(log_probs, k, drawing.kind, drawing.noise, rows, depths)
     tokens, log_q = top_k(log_probs, k)
     draw = Draw.POINT if drawing.noise is None else drawing.kind
@@ -286,7 +286,7 @@ def insert_empty_candidates(found: Candidates, open_: Bools) -> Candidates:
     """
     if open_.all():
         return found
-    spread = found.shared(np.maximum(np.cumsum(open_) - 1, 0))
+    spread = found.share_lists(np.maximum(np.cumsum(open_) - 1, 0))
     return replace(spread, log_q=np.where(open_[:, None], spread.log_q, -np.inf))
 
 
@@ -300,7 +300,7 @@ def insert_forced_tokens(found: Candidates, forced: Ints) -> Candidates:
     fixed = np.flatnonzero(forced >= 0)
     place = np.cumsum(forced < 0) - 1  # index of each open node in `found`
     whole = replace(found, logs=found.log_probs, drafted=None, log_sums=None)
-    whole = whole.shared(np.maximum(place, 0))
+    whole = whole.share_lists(np.maximum(place, 0))
     tokens, log_q = whole.tokens.copy(), whole.log_q.copy()
     tokens[fixed], log_q[fixed] = 0, -np.inf
     tokens[fixed, 0], log_q[fixed, 0] = forced[fixed], 0.0

@@ -111,7 +111,7 @@ class RunningBatch:
         self.running[event.row] = entry
         entry.forget_prompt()
         assert self.opened is not None
-        self._admitted = self.opened[1].admitted
+        self._admitted = self.opened[1].num_admitted
 
     def resize(self, count: int) -> None:
         """Move all sequences to a batch with `count` slots.
@@ -132,7 +132,7 @@ class RunningBatch:
         moved = (
             loop.select(parts, rows, chosen, self.state)
             if self.running
-            else (rows.selected(chosen), self.state)
+            else (rows.select(chosen), self.state)
         )
         if moved is None:
             for entry in [*self.running.values(), *seated.values()]:

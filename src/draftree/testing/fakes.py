@@ -213,7 +213,7 @@ class TableDrafter(Drafter[None]):
         self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, None]:
         log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
-        if self._chance is None or not drawing.kind.sampled:
+        if self._chance is None or not drawing.kind.is_sampled:
             return draw_candidates(
                 log_q, k, drawing, tree.row[frontier], tree.depth[frontier]
             ), None
@@ -417,7 +417,7 @@ class Coached(Drafter[tuple[Any, Texts]]):
         self, state: tuple[Any, Texts], tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, tuple[Any, Texts]]:
         candidates, inner = self._drafter.expand(state[0], tree, frontier, k, drawing)
-        if not candidates.draw.sampled:  # a sampled draw must stay what was sampled
+        if not candidates.draw.is_sampled:  # a sampled draw must stay what was sampled
             candidates = self._coach(candidates, state[1], tree, frontier)
         return candidates, (inner, state[1])
 

@@ -269,7 +269,7 @@ class Writing:
             Reading(tokenizer, options.stops(tokenizer), request.prompt) for request in requests
         ]
         self._rows, steps = engine.begin(requests)
-        self._steps = engine.timed(steps, self._rows)
+        self._steps = engine.time_steps(steps, self._rows)
 
     def step(self) -> list[Token] | None:
         """Return the next tokens, or None at the end."""

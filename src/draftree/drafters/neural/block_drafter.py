@@ -322,7 +322,7 @@ class ParallelDrafter(Trainable[BlockState]):
         )
         found = self._offered(self.after(outputs, tree, nodes), tree, nodes, k, drawing)
         found = replace(found, confidence=self.confidence(outputs, tree, nodes))
-        return found if which is None else found.shared(which), state
+        return found if which is None else found.share_lists(which), state
 
     def _along_paths(
         self, state: BlockState, tree: Tree, frontier: Ints, k: int, drawing: Drawing

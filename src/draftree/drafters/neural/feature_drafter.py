@@ -245,7 +245,9 @@ class PairReader(Trainable[PairState]):
                 cache.keep(row, cache.lengths[row] + np.arange(len(pending[row]) + 1))
                 pending[row] = tree.tokens[verdict.paths[root]]
             else:
-                pending[row] = np.concatenate((pending[row], tree.tokens[verdict.kept(root)]))
+                pending[row] = np.concatenate(
+                    (pending[row], tree.tokens[verdict.committed_nodes(root)])
+                )
         waiting = Decoding(cache, tuple(pending), (NO_TOKENS,) * cache.rows)
         outputs = state.outputs[:0] if len(state.nodes) else state.outputs
         return PairState(

@@ -139,7 +139,7 @@ def keep_path(state: Decoding, tree: Tree, verdict: AcceptResult, again: bool = 
     cache, pending = state.cache, list(state.pending)
     for root in range(tree.roots):
         row = int(tree.row[root])
-        nodes, before = verdict.kept(root), state.fed[row]
+        nodes, before = verdict.committed_nodes(root), state.fed[row]
         done = (
             NO_TOKENS if again else np.flatnonzero(np.isin(before, tree.number[nodes]))
         )  # a node is read after its parent

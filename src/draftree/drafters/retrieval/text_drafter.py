@@ -19,7 +19,7 @@ def extend_texts(texts: Texts, tree: Tree, verdict: AcceptResult) -> Texts:
     longer = list(texts)
     for root in range(tree.roots):
         row = int(tree.row[root])
-        longer[row] = np.concatenate((longer[row], tree.tokens[verdict.kept(root)]))
+        longer[row] = np.concatenate((longer[row], tree.tokens[verdict.committed_nodes(root)]))
     return tuple(longer)
 
 
