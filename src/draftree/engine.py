@@ -20,7 +20,7 @@ from draftree import loop
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
-from draftree.aliases import DEVICE, ENGINE, LOADING, accepted
+from draftree.aliases import DEVICE, ENGINE, LOADING, canonical_name
 from draftree.aliases.conversions import rewrite_load_arguments
 from draftree.aliases.flag_hints import THREAD_WORDS
 from draftree.batch import Generation, SequenceBatch
@@ -1024,7 +1024,7 @@ def device_named(device: Any) -> Any:
     `cpu`.
     """
     if isinstance(device, str):
-        return None if device == "auto" else accepted(DEVICE, device, ["cpu", "cuda"])
+        return None if device == "auto" else canonical_name(DEVICE, device, ["cpu", "cuda"])
     return "cpu" if device == -1 and not isinstance(device, torch.device) else device
 
 

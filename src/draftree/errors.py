@@ -75,7 +75,7 @@ class UnknownName(UserError):
         listed = f"known are {', '.join(names) or 'none'}"
         for name, value in {got: None}.items() if isinstance(got, str) else got.items():
             hint = (
-                aliases.filled(name, value)
+                aliases.replacement_with_value(name, value)
                 or aliases.suggestion(kind, name)
                 or aliases.elsewhere(kind, name)
             )

@@ -36,7 +36,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from draftree import acceptors, drafters, policies
 from draftree.acceptors.base import Acceptor
-from draftree.aliases import accepted
+from draftree.aliases import canonical_name
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Method, Stage, TrainableMethod
 from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod
@@ -222,7 +222,7 @@ def build(kind: str, spec: str) -> Any:
     if kind == "drafter" and (shipped_name(spec) is not None or spec.lower().endswith(".gguf")):
         return part("drafter", "lm")(model=spec)
     name, _, rest = spec.partition(":")
-    name = accepted(kind, name, names(kind))
+    name = canonical_name(kind, name, names(kind))
     if kind == "drafter" and name not in names(kind) and not rest:
         with as_user_error(f"unknown drafter '{spec}'"):
             check_path(spec)

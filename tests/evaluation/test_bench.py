@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from draftree.cli.app import main
-from draftree.cli.terminal import narrowed, table
+from draftree.cli.terminal import drop_wide_columns, table
 from draftree.costs.curves import Costs, CostTable, counted
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
@@ -594,9 +594,9 @@ def test_a_narrow_terminal_loses_the_last_columns() -> None:
         {"drafter": "pld", "τ [95 %]": "1.00 [1.00, 1.00]", "nodes/step": "3.2", "seconds": "1.00"}
     ]
     keep = ("drafter", "τ [95 %]")
-    assert narrowed(rows, 80, keep) == rows
-    assert list(narrowed(rows, 47, keep)[0]) == ["drafter", "τ [95 %]", "nodes/step"]
-    assert list(narrowed(rows, 10, keep)[0]) == ["drafter", "τ [95 %]"]
+    assert drop_wide_columns(rows, 80, keep) == rows
+    assert list(drop_wide_columns(rows, 47, keep)[0]) == ["drafter", "τ [95 %]", "nodes/step"]
+    assert list(drop_wide_columns(rows, 10, keep)[0]) == ["drafter", "τ [95 %]"]
 
 
 def test_the_speed_up_is_shown_in_80_columns() -> None:
@@ -606,7 +606,7 @@ def test_the_speed_up_is_shown_in_80_columns() -> None:
             [result_rows.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)]
         )
     )
-    shown = narrowed(rows, 80, shown_tables.FIRST)
+    shown = drop_wide_columns(rows, 80, shown_tables.FIRST)
     console = Console(width=80, file=io.StringIO())
     console.print(table("", shown))
     for text in ("chain:length=5", "2.00", "1.00 [1.00, 1.00]", "yes"):

@@ -24,7 +24,7 @@ from draftree.aliases.attribute_aliases import (
     TOKEN_READERS,
     Reader,
 )
-from draftree.aliases.conversions import filled
+from draftree.aliases.conversions import replacement_with_value
 from draftree.aliases.flag_hints import FLAG_IGNORED
 from draftree.aliases.generation_options import OPTION_IGNORED, OPTION_NEUTRAL
 from draftree.aliases.load_arguments import LOADING_IGNORED, LOADING_NEUTRAL
@@ -76,12 +76,12 @@ __all__ = [
     "SAME",
     "STATS",
     "TOKEN",
-    "accepted",
     "asks_for_nothing",
+    "canonical_name",
     "elsewhere",
-    "filled",
-    "ignored",
+    "ignorable_hint",
     "nearest",
+    "replacement_with_value",
     "suggestion",
 ]
 
@@ -111,7 +111,7 @@ def normalize_name(name: str) -> str:
     return re.sub(r"[-_ .\[\]]", "", name.lower())
 
 
-def accepted(kind: str, got: str, known: Iterable[str]) -> str:
+def canonical_name(kind: str, got: str, known: Iterable[str]) -> str:
     """Return draftree's name for another tool's name, or for a different spelling.
 
     Spellings may differ in case and separators. Other tools' names are looked up in `SAME`.
@@ -147,7 +147,7 @@ def suggestion(kind: str, got: str) -> str | None:
     return INSTEAD.get(kind, {}).get(got) or _plain_hints(kind).get(normalize_name(got))
 
 
-def ignored(kind: str, got: str) -> str | None:
+def ignorable_hint(kind: str, got: str) -> str | None:
     """Return the hint for a name that can be ignored without changing the text; None for others."""
     hint = suggestion(kind, got)
     return hint if hint in IGNORED.get(kind, ()) else None

@@ -145,10 +145,10 @@ def rewrite_options(given: Mapping[str, Any]) -> dict[str, Any]:
             found["logprobs"] = 0
     if isinstance(top := found.get("top_k"), int) and top == -1:
         found["top_k"] = 0
-    return _sampled(found)
+    return _replace_sampling_options(found)
 
 
-def _sampled(given: dict[str, Any]) -> dict[str, Any]:
+def _replace_sampling_options(given: dict[str, Any]) -> dict[str, Any]:
     """Replace `do_sample`, `greedy` and similar options by the temperature that they imply.
 
     An option that contradicts the given temperature is not replaced.
@@ -277,7 +277,7 @@ def _choice(texts: Any) -> dict[str, Any] | None:
     return None
 
 
-def filled(name: str, value: Any) -> str | None:
+def replacement_with_value(name: str, value: Any) -> str | None:
     """Return the replacement for an option with its value filled in; None if there is none."""
     if name in ("assistant_model", "draft_model") and isinstance(value, str):
         return f"draftree.load(…, drafter='lm:model={value}')"

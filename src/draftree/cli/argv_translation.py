@@ -8,7 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from draftree.aliases import FLAG, LOADING, OPTION, accepted, asks_for_nothing, ignored, suggestion
+from draftree.aliases import (
+    FLAG,
+    LOADING,
+    OPTION,
+    asks_for_nothing,
+    canonical_name,
+    ignorable_hint,
+    suggestion,
+)
 from draftree.aliases.conversions import speculation
 from draftree.aliases.flag_hints import (
     COMMAND_WORDS,
@@ -99,13 +107,15 @@ def rewrite_arguments(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
                 _is_value(ctx, args[i - 2] if i > 1 else "")
                 or (ours := accepted_flag(ctx, arg.partition("=")[0])) == ""
             ):
-                found.append((_checked(ctx, arg, after), arg))
+                found.append((_check_argument(ctx, arg, after), arg))
             elif (
                 ours == "--dtype" and (arg.partition("=")[2] if "=" in arg else after) == "auto"
             ):  # the checkpoint's own
                 i += "=" not in arg
             elif ours is not None:
-                found.append((_checked(ctx, ours + arg[len(arg.partition("=")[0]) :], after), arg))
+                found.append(
+                    (_check_argument(ctx, ours + arg[len(arg.partition("=")[0]) :], after), arg)
+                )
             else:
                 more, took, note = _other(ctx, arg, after, typed)
                 found += [(one, arg) for one in more]
@@ -151,14 +161,14 @@ def accepted_flag(ctx: Any, name: str) -> str | None:
     if name in own:
         return name
     for kind in KINDS:
-        if (ours := accepted(kind, _word(name), flags)) in flags:
+        if (ours := canonical_name(kind, _word(name), flags)) in flags:
             return str(flags[ours])
     if not name.startswith("--") and name[:2] in own and is_number(name[2:]):  # -n5
         return name
     return None
 
 
-def _checked(ctx: Any, arg: str, after: str | None) -> str:
+def _check_argument(ctx: Any, arg: str, after: str | None) -> str:
     """Return an argument under draftree's name, after checking its value.
 
     Raises:
@@ -223,7 +233,7 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
         word, given = "json_mode", None
     if (told := FLAG_WORDS.get(word)) is not None:
         valued = "{}" in told
-        more = _filled(name, told, given) if given is not None or not valued else []
+        more = _equivalent_arguments(name, told, given) if given is not None or not valued else []
         options = [one for one in more if one.startswith("--")]
         switched = None if valued or given is None else given.lower()
         if more and set(options) <= own.keys():
@@ -243,14 +253,16 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
             )
     kinds = (OPTION, LOADING) if suggestion(FLAG, word) is None else (FLAG,)
     if (
-        why := next((why for kind in kinds if (why := ignored(kind, word)) is not None), None)
+        why := next(
+            (why for kind in kinds if (why := ignorable_hint(kind, word)) is not None), None
+        )
     ) is not None:
         alone = word in WITHOUT_VALUE and (given is None or given.lower() not in (*YES, *NO))
         return [], 0 if alone else took, f"{name} is not used: {why}"
     raise unknown_option(ctx, name, word, given)
 
 
-def _filled(name: str, told: str, value: str | None) -> list[str]:
+def _equivalent_arguments(name: str, told: str, value: str | None) -> list[str]:
     """Return the arguments that are equivalent to an option, with its value filled in.
 
     For an option in `FILE_WORDS`, the value is the text of the file that it names.

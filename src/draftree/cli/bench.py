@@ -93,7 +93,7 @@ class CellsOptions:
     machine: Machines = knob(())
     loading: LoadingOptions = knob(None)
 
-    def placed(self, command: str) -> Self:
+    def with_default_out(self, command: str) -> Self:
         """Return the options; a missing name for the result's file is replaced by a default."""
         return replace(
             self, out=self.out or Path(f"{default_name(command, self.target, *self.suites)}.json")
@@ -154,7 +154,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     from draftree.evaluation.step_profile import per_token
     from draftree.evaluation.time_estimate import plain_seconds
 
-    asked = asked.placed("bench")
+    asked = asked.with_default_out("bench")
     if asked.profile is not None:
         cost_charts.require_matplotlib()
     if asked.all_turns and asked.repeats > 1:
@@ -452,7 +452,7 @@ def save_and_show(
         if result["simulated"]
         else ""
     )
-    rows = terminal.narrowed(text_tables.readable(shown), console.width, text_tables.FIRST)
+    rows = terminal.drop_wide_columns(text_tables.readable(shown), console.width, text_tables.FIRST)
     console.print(terminal.table(f"{simulated}{texts}; saved in {asked.out}", rows))
     for told in text_tables.legend(rows[0]):
         console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typing_extensions import override
 
-from draftree.aliases import COMMAND, DTYPE, QUANTIZE, SAME, accepted, suggestion
+from draftree.aliases import COMMAND, DTYPE, QUANTIZE, SAME, canonical_name, suggestion
 from draftree.cli.argv_translation import command_line, rewrite_arguments
 from draftree.cli.option_checks import part_names
 from draftree.cli.options import TYPED_OPTIONS_KEY
@@ -63,8 +63,8 @@ class Command(TyperCommand):
         ours = rewrite_arguments(ctx, args[:end])
         typed = [(new.partition("=")[0], arg.partition("=")[0]) for new, arg in ours]
         ctx.meta[TYPED_OPTIONS_KEY] = {own[new].name: arg for new, arg in typed if new in own}
-        with spelled_as_options(flags):
-            values = _translated_values([new for new, _ in ours], own)
+        with spell_as_options(flags):
+            values = _translate_values([new for new, _ in ours], own)
         try:
             return super().parse_args(ctx, [*values, *args[end:]])
         except typer.TyperException as error:
@@ -74,12 +74,12 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; in its errors, options are spelled as on the command line."""
-        with spelled_as_options(self.options[1]):
+        with spell_as_options(self.options[1]):
             return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help text: usage, description, and options with the main ones first."""
-        formatter.write(written(self, ctx))
+        formatter.write(help_text(self, ctx))
 
 
 class CommandGroup(TyperGroup):
@@ -87,7 +87,7 @@ class CommandGroup(TyperGroup):
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        name = accepted(COMMAND, cmd_name, self.commands)
+        name = canonical_name(COMMAND, cmd_name, self.commands)
         if not name.startswith("-") and name not in self.commands:
             raise UnknownName(COMMAND, cmd_name, self.commands)
         return super().get_command(ctx, name)
@@ -127,7 +127,7 @@ class CommandGroup(TyperGroup):
 
 
 @contextmanager
-def spelled_as_options(flags: Mapping[str, str]) -> Iterator[None]:
+def spell_as_options(flags: Mapping[str, str]) -> Iterator[None]:
     """Return a context that replaces Python names in a `UserError` by a command's options.
 
     Args:
@@ -162,7 +162,7 @@ ALIASED_VALUES = {"dtype": DTYPE, "quantize": QUANTIZE}
 in other tools."""
 
 
-def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]:
+def _translate_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]:
     """Replace values under other tools' names by draftree's values, and return the arguments.
 
     Raises:
@@ -195,7 +195,7 @@ def columns() -> int:
     return max(40, min(shutil.get_terminal_size((80, 24)).columns, MAX_HELP_COLUMNS))
 
 
-def written(command: TyperCommand, ctx: Any) -> str:
+def help_text(command: TyperCommand, ctx: Any) -> str:
     """Return the help text of a command."""
     width = columns()
     params: list[Any] = [p for p in command.get_params(ctx) if not getattr(p, "hidden", False)]
@@ -211,7 +211,7 @@ def written(command: TyperCommand, ctx: Any) -> str:
     for p in sorted(params, key=lambda p: (p.name in LAST_OPTIONS) - (p.name == FIRST_OPTIONS)):
         if isinstance(p, TyperOption):
             panels.setdefault(p.rich_help_panel or "Options", []).append(
-                (_names(p, ctx), _explained(p, ctx))
+                (_names(p, ctx), _option_help(p, ctx))
             )
     for panel in [
         *(name for name in panels if name not in LAST_PANELS),
@@ -249,7 +249,7 @@ SHOWN_TYPES = {
 """Names of value types in help texts, by typer's name."""
 
 
-def _explained(option: Any, ctx: Any) -> str:
+def _option_help(option: Any, ctx: Any) -> str:
     """Return the help of an option, with its default unless this is empty or false."""
     default = option.default
     shown = (

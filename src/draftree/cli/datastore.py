@@ -86,7 +86,8 @@ def show_datastore(
     if as_json:
         return emit(note)
     rows = [
-        {"what": key.replace("_", " "), "value": _shown(key, value)} for key, value in note.items()
+        {"what": key.replace("_", " "), "value": _format_entry(key, value)}
+        for key, value in note.items()
     ]
     terminal.output().print(terminal.table(str(folder), rows))
 
@@ -96,7 +97,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in (item.partition("=") for item in settings)}
 
 
-def _shown(key: str, value: Any) -> str:
+def _format_entry(key: str, value: Any) -> str:
     if key.endswith("bytes"):
         return decimal(value)
     if isinstance(value, int):

@@ -210,7 +210,7 @@ def examine_speed(asked: DoctorOptions) -> None:
     if asked.as_json:
         emit(report.as_json())
     else:
-        doctor_output.show_expected(terminal.output(), f"{spec} for {asked.target}", report)
+        doctor_output.show_expected_speed(terminal.output(), f"{spec} for {asked.target}", report)
 
 
 def examine_output(asked: DoctorOptions) -> None:

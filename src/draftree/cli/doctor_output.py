@@ -102,7 +102,7 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
     )
 
 
-def show_expected(console: Console, title: str, report: "ExpectedSpeed") -> None:
+def show_expected_speed(console: Console, title: str, report: "ExpectedSpeed") -> None:
     """Print the expected speed on a device, and the acceptance lengths that pay off."""
     console.print(f"[bold]{escape(title)}, on {escape(report.device)}[/]", soft_wrap=True)
     if report.memory is not None:

@@ -38,7 +38,7 @@ def list_parts(
         "models": {name: {"summary": told, "knobs": {}} for name, told in MODEL_FORMS.items()}
     }
     listed |= {
-        plural: {name: _described(kind, name) for name in registry.names(kind)}
+        plural: {name: _describe_part(kind, name) for name in registry.names(kind)}
         for kind, plural in plurals.items()
     }
     listed["suites"] = {
@@ -140,7 +140,7 @@ def check_name(target: str) -> None:
             raise UserError(str(error)) from error
 
 
-def _described(kind: str, name: str) -> dict[str, Any]:
+def _describe_part(kind: str, name: str) -> dict[str, Any]:
     """Return the summary and the options of a part as a dictionary.
 
     For a part that cannot be used, the summary is the error message. For a part of another package,

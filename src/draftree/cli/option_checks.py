@@ -16,7 +16,7 @@ from os.path import exists
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from draftree.aliases import accepted
+from draftree.aliases import canonical_name
 from draftree.cli.output_files import check_output
 from draftree.errors import UnknownName, UserError, format_value
 from draftree.target.load_options import Loading, Source
@@ -55,7 +55,7 @@ def check_options(of: type, given: Mapping[str, Any], parts: Mapping[str, type])
     ]:
         raise UserError("; ".join(wrong))
     for values in (*(given[name] for name in parts), given):
-        _check_read(values)
+        _check_readable(values)
     for kind in FOLDERS:
         for spec in _several(given.get(kind)):
             check_spec(kind, spec)
@@ -69,7 +69,7 @@ def check_options(of: type, given: Mapping[str, Any], parts: Mapping[str, type])
         if f.metadata.get("flag") == "--set":
             check_items(given[f.name], str(given.get("name", "")).partition(":")[0])
         elif f.metadata.get("flag") == "--knob":
-            check_searched(given["policy"].partition(":")[0], given[f.name])
+            check_searched_options(given["policy"].partition(":")[0], given[f.name])
     for suite in _several(given.get("suite")):
         check_suite(suite)
     for machine in _several(given.get("machine")):
@@ -92,7 +92,7 @@ def flag(f: Field[Any]) -> str:
     return name.partition("/")[0]
 
 
-def _check_read(values: Mapping[str, Any]) -> None:
+def _check_readable(values: Mapping[str, Any]) -> None:
     """Raise an error for a missing file or folder that an option names for reading."""
     for name in INPUT_PATH_OPTIONS:
         for path in _several(values.get(name)):
@@ -125,7 +125,7 @@ def check_items(items: Sequence[str], name: str) -> None:
         _check_keys("drafter", name, items)
 
 
-def check_searched(policy: str, knobs: Sequence[str]) -> None:
+def check_searched_options(policy: str, knobs: Sequence[str]) -> None:
     """Raise an error for options to search that a policy does not have.
 
     Raises:
@@ -289,7 +289,7 @@ def check_spec(kind: str, spec: str) -> None:
     names = sorted(
         {*_files(kind), *(e.name for e in entry_points(group=f"draftree.{FOLDERS[kind]}"))}
     )
-    name = accepted(kind, name, names)
+    name = canonical_name(kind, name, names)
     if kind == "drafter" and (name == "published" or spec in NAMED_TARGETS):
         return
     if name not in names:
@@ -382,7 +382,7 @@ def _fields(made: ast.ClassDef) -> Iterator[tuple[str, Any]]:
             yield PRESET, (Literal[names], knob().metadata["range"])
         if re.match(r"ClassVar\b", ast.unparse(line.annotation)) or _is_no_key(line.value):
             continue
-        hint, field = _evaluated(line.annotation), _evaluated(line.value)
+        hint, field = _evaluate(line.annotation), _evaluate(line.value)
         bounds = getattr(field, "metadata", {}).get("range")
         simple = hint in (int, float, bool) or bool(get_args(hint))
         yield line.target.id, (hint, bounds or knob().metadata["range"]) if simple else None
@@ -393,7 +393,7 @@ def _is_no_key(default: ast.expr | None) -> bool:
     return isinstance(default, ast.Call) and any(k.arg == "compare" for k in default.keywords)
 
 
-def _evaluated(source: ast.expr | None) -> Any:
+def _evaluate(source: ast.expr | None) -> Any:
     """Evaluate an annotation or a default that consists of literals, built-in types and `knob`.
 
     Return None for other expressions.

@@ -85,7 +85,7 @@ def dataclass_command(command: Callable[[typer.Context, T], None]) -> Callable[.
     takes_model = _takes_model(of)
 
     @wraps(command)
-    def called(ctx: typer.Context, **given: Any) -> None:
+    def call(ctx: typer.Context, **given: Any) -> None:
         if takes_model:
             given["target"] = one_model(ctx, given.pop("model"), given["target"])
         several = {f.name: part for f, _, part in _fields(of) if part}
@@ -102,8 +102,8 @@ def dataclass_command(command: Callable[[typer.Context, T], None]) -> Callable[.
         if takes_model
         else []
     )
-    called.__signature__ = inspect.Signature([context, *model, *_parameters(of)])  # type: ignore[attr-defined]
-    return called
+    call.__signature__ = inspect.Signature([context, *model, *_parameters(of)])  # type: ignore[attr-defined]
+    return call
 
 
 def _fields(of: type) -> Iterator[tuple[Field[Any], Any, type | None]]:

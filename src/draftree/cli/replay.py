@@ -40,7 +40,7 @@ class ReplayOptions(CellsOptions):
 @dataclass_command
 def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
     """Compare drafters and policies on recorded texts without running the model, for this or another machine."""
-    asked = asked.placed("replay")
+    asked = asked.with_default_out("replay")
     result, work = run_replay(ctx, asked)
     save_and_show(result, asked, list(work.requests), asked.as_json)
     remark(f"the recordings stay in '{asked.recording}', for the next replay")

@@ -112,7 +112,7 @@ def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     return made
 
 
-def narrowed(
+def drop_wide_columns(
     rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]
 ) -> list[dict[str, str]]:
     """Return the rows without their last columns, so that a table of them is `width` wide or less.

@@ -225,7 +225,7 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         chosen = sort.of(asked.name, asked.knobs, said)
         ending = "" if sort.resumes else ".json"
         out = asked.out or Path(default_name(kind, asked.target) + ending)
-        remove_finished(out, asked.force, folder=sort.resumes)
+        remove_finished_result(out, asked.force, folder=sort.resumes)
         arguments.quiet()
         again = (
             f"the same command goes on from what is kept in '{out}'"
@@ -247,7 +247,7 @@ RESUME_FILES = ("training.pt", "trees")
 """Files and folders that exist only in the folder of an interrupted run that can be resumed."""
 
 
-def remove_finished(out: Path, force: bool, folder: bool) -> None:
+def remove_finished_result(out: Path, force: bool, folder: bool) -> None:
     """Remove a finished result that will be overwritten.
 
     An interrupted run is kept, unless `--force` was given.

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperOption
 
-from draftree.aliases import FLAG, LOADING, OPTION, accepted, nearest, suggestion
+from draftree.aliases import FLAG, LOADING, OPTION, canonical_name, nearest, suggestion
 from draftree.aliases.flag_hints import FLAG_WORDS
 from draftree.errors import UserError
 
@@ -113,7 +113,7 @@ def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | Non
     having: dict[str, list[str]] = {}
     for told, (own, flags) in others.items():
         ours = next(
-            (found for kind in KINDS if (found := accepted(kind, word, flags)) in flags), None
+            (found for kind in KINDS if (found := canonical_name(kind, word, flags)) in flags), None
         )
         if name in own or ours is not None:
             having.setdefault(name if name in own else flags[ours or ""], []).append(told)
@@ -148,13 +148,13 @@ def as_options(text: str, flags: Mapping[str, str]) -> str:
         flags: options by their Python names.
     """
 
-    def assigned(found: re.Match[str]) -> str:
+    def format_option(found: re.Match[str]) -> str:
         value = found[2].strip("'") if re.fullmatch(r"'[\w:=./-]*'", found[2]) else found[2]
         return flags[found[1]] + ("" if value == "True" else f" {value}")
 
     names = "|".join(sorted(flags, key=len, reverse=True))
     outside = rf"(?<![\w'./-])({names})"
-    text = re.sub(rf"{outside}=({VALUE_PATTERN})", assigned, text)
+    text = re.sub(rf"{outside}=({VALUE_PATTERN})", format_option, text)
     listed = rf"{outside}((?:(?:, | and ){outside})+)(?= (?:is|are) given|$)"
     text = re.sub(listed, lambda m: re.sub(rf"\b({names})\b", lambda n: flags[n[1]], m[0]), text)
     text = re.sub(

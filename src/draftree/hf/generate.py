@@ -34,7 +34,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from draftree.aliases import OPTION, PROMPT, accepted, filled, suggestion
+from draftree.aliases import OPTION, PROMPT, canonical_name, replacement_with_value, suggestion
 from draftree.batch import Writer
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError, format_value
@@ -256,7 +256,9 @@ def generate(
             )
     for name, allowed in NOT_HERE.items():
         if options.get(name) not in (None, False):
-            raise UserError(f"{name} is given, allowed is {filled(name, options[name]) or allowed}")
+            raise UserError(
+                f"{name} is given, allowed is {replacement_with_value(name, options[name]) or allowed}"
+            )
     config, default = options.get("generation_config"), model.generation_config
     told = [options, *(vars(c) for c in (config, default) if c is not None)]
     asked = {
@@ -298,7 +300,7 @@ def taken_text(options: dict[str, Any]) -> Any:
     Return None if the prompt consists of ids.
     """
     for name, value in options.items():
-        if accepted(PROMPT, name, ["prompt"]) == "prompt" and (
+        if canonical_name(PROMPT, name, ["prompt"]) == "prompt" and (
             is_text(value) or name not in ("inputs", "input_ids")
         ):
             return options.pop(name)
@@ -317,9 +319,12 @@ def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict
         if hasattr(config, name) or name in NOT_HERE:
             found[name] = value
             continue
-        if accepted(PROMPT, name, ["prompt"]) == "prompt" and name not in ("inputs", "input_ids"):
+        if canonical_name(PROMPT, name, ["prompt"]) == "prompt" and name not in (
+            "inputs",
+            "input_ids",
+        ):
             raise UserError(f"{name} is given, but engine.generate takes ids: {TEXT_METHODS_HINT}")
-        ours = accepted(OPTION, name, COMPLETE_OPTIONS)
+        ours = canonical_name(OPTION, name, COMPLETE_OPTIONS)
         if ours in COMPLETE_OPTIONS and ours != "seed":
             if not hasattr(config, theirs := TRANSFORMERS_NAMES.get(ours, ours)):
                 told = f"engine.generate takes transformers' options; engine.complete takes {ours}"

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from draftree.aliases import DTYPE, accepted
+from draftree.aliases import DTYPE, canonical_name
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, format_value
 from draftree.kernels.topk import likeliest
 from draftree.kernels.tree_verification import packed, path_slots
@@ -763,7 +763,7 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         if isinstance(dtype, str | torch.dtype)
         else format_value(dtype)
     )
-    name = accepted(DTYPE, name, DTYPES)
+    name = canonical_name(DTYPE, name, DTYPES)
     if name not in DTYPES:
         raise UnknownName(DTYPE, name, DTYPES)
     found: torch.dtype = getattr(torch, name)

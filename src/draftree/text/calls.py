@@ -6,7 +6,7 @@ from functools import wraps
 from types import MethodType
 from typing import Any, TypeVar, cast
 
-from draftree.aliases import CHAT, OPTION, PROMPT, accepted
+from draftree.aliases import CHAT, OPTION, PROMPT, canonical_name
 from draftree.aliases.attribute_aliases import Resource
 from draftree.aliases.conversions import options_in
 from draftree.data.prompts import is_chat, question
@@ -73,7 +73,7 @@ def of_template(
     """
     values = {name: value for name in names if (value := options.pop(name, None)) is not None}
     values |= values.pop("chat_template_kwargs", {})
-    for name in [name for name in options if accepted(CHAT, name, ["system"]) == "system"]:
+    for name in [name for name in options if canonical_name(CHAT, name, ["system"]) == "system"]:
         if (given := options.pop(name)) and system is not None:
             raise UserError(f"system and {name} are given, allowed is one of them")
         system = given or system
@@ -123,14 +123,14 @@ def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tup
     Raises:
         UserError: there is no prompt, or other arguments follow it.
     """
-    named = [name for name in options if accepted(PROMPT, name, ["prompt"]) == "prompt"]
+    named = [name for name in options if canonical_name(PROMPT, name, ["prompt"]) == "prompt"]
     how = f"{method}(prompt, max_new_tokens=100, …): one prompt, and options by their names"
     if (
         len(given) + len(named) == 2
         and (held := options_in(given[-1] if given else None)) is not None
     ):
         *given, _ = given
-        over = {accepted(OPTION, name, held) for name in options}
+        over = {canonical_name(OPTION, name, held) for name in options}
         options |= {name: value for name, value in held.items() if name not in over}
     if len(given) > 1:
         raise UserError(f"{len(given)} arguments without a name are given, allowed is {how}")

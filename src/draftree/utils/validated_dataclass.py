@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from draftree.aliases import accepted, asks_for_nothing, ignored
+from draftree.aliases import asks_for_nothing, canonical_name, ignorable_hint
 from draftree.errors import DraftreeWarning, UnknownName, UserError, format_value
 
 LARGEST = 2**63 - 1
@@ -296,11 +296,11 @@ def translate_names(kind: str, given: Mapping[str, Any], known: Collection[str])
     unknown = dict[str, Any]()
     notes = list[str]()
     for name, value in given.items():
-        ours = accepted(kind, name, known)
+        ours = canonical_name(kind, name, known)
         if ours not in known:
             if asks_for_nothing(kind, name, value):
                 continue
-            if (told := ignored(kind, name)) is None:
+            if (told := ignorable_hint(kind, name)) is None:
                 unknown[name] = value
             else:
                 notes.append(f"{name} is not used: {told}")
