@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from draftree.batch import Generation
-from draftree.costs.curves import Costs, CostTable, counted
+from draftree.costs.curves import Costs, CostTable, estimate_seconds
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, generate_plain
@@ -106,7 +106,7 @@ def row(
                 gained += told[1:]  # the first are those of the prefill
         assert [w.tokens for w in written] == baseline, "texts are those of plain decoding"
         work = [step for w in written for step in w.stats.work]
-        ours = counted(table, work)[0]
+        ours = estimate_seconds(table, work)[0]
         alone = sum(
             n / w.rows * table.at(w.context, w.rows).token
             for n, w in zip(gained, work, strict=True)

@@ -28,7 +28,7 @@ import paper_tables
 from common import paper_claims as judging
 from common.paper_claims import Claim
 from common.paper_recipes import ADED, C2T, CLAIMS, EAGLE2, EDD_PCT, GLIDE_CAPE, select_claims
-from draftree.costs.curves import Costs, CostTable, counted
+from draftree.costs.curves import Costs, CostTable, estimate_seconds
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import MIN_PROMPTS, ResultRow, holm, paired
 from draftree.evaluation.result_rows import read_result
@@ -654,7 +654,9 @@ def spoken() -> list[dict[str, Any]]:
 
 def draft_row(row: ResultRow, costs: CostTable) -> ResultRow:
     """Return a row of the seconds of drafting (`steps`) per step of the loop (`tokens`)."""
-    seconds = [counted(costs, work)[1] for _, work in step_codec.decode_steps(row["work"], "row")]
+    seconds = [
+        estimate_seconds(costs, work)[1] for _, work in step_codec.decode_steps(row["work"], "row")
+    ]
     return {"per_prompt": {"tokens": row["per_prompt"]["steps"], "steps": seconds}}
 
 

@@ -30,7 +30,7 @@ from draftree.cli.terminal import table
 from draftree.evaluation import suites
 from draftree.evaluation.grid import choose_requests
 from draftree.evaluation.provenance import provenance
-from draftree.measure_costs import settled_costs
+from draftree.measure_costs import reliable_costs
 
 KINDS = ("aded", "rest")
 PAIRS = (
@@ -157,7 +157,7 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the seconds of steps as a row for each pair of drafter and policy."""
     for drafter, policy in args.pair or PAIRS:
         engine = load("demo", drafter=drafter, policy=policy)
-        costs = settled_costs(engine.target, engine.drafter)
+        costs = reliable_costs(engine.target, engine.drafter)
         prompts = suites.load(str(args.suite)).select(args.category)
         requests = choose_requests(prompts, engine, 128, args.limit)[0]
         replace(engine, costs=costs).write(requests[:1], Sampling(), reuse=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs.curves import Costs, CostTable, counted, estimate_target_seconds
+from draftree.costs.curves import Costs, CostTable, estimate_seconds, estimate_target_seconds
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import oracle, step_codec
 from draftree.evaluation.bootstrap import ResultRow
@@ -303,7 +303,7 @@ def _recounted(
     overlap = {r["drafter"]: r.get("overlap") for r in rows}
     logs = [(log, log["drafter"]) for log in result.get("oracle", ()) if log["drafter"] in overlap]
     bounds = [oracle.row(log, tables[d], seed or 0, overlap[d]) for log, d in logs]
-    simulated = any(t.simulated for t in tables.values())
+    simulated = any(t.is_simulated for t in tables.values())
     return {**result, "provenance": about, "rows": rows, "oracle": bounds, "simulated": simulated}
 
 
@@ -318,9 +318,9 @@ def _row(
     costs = tables.get(row["drafter"])
     if costs is None:  # the baseline, counted by the costs of each drafter it is compared with
         return without_clocked(row)
-    mine = Totals.read(row, [counted(costs, work)[0] for work in works])
+    mine = Totals.read(row, [estimate_seconds(costs, work)[0] for work in works])
     theirs = Totals.read(base, [estimate_target_seconds(costs, work) for work in base_works])
-    figures = counted_figures(mine, theirs, sum(counted(costs, work)[1] for work in works))
+    figures = counted_figures(mine, theirs, sum(estimate_seconds(costs, work)[1] for work in works))
     new = without_clocked(row) | figures | {"cost_ratio": costs.ratio}
     if seed is not None:
         new["intervals"] = row["intervals"] | intervals(mine, theirs, seed)

@@ -136,7 +136,7 @@ def _network_size(
     weights = float(head)
     read = float(head_bytes)
     of_experts = 0.0
-    for p in _multiplied(network):
+    for p in _matmul_parameters(network):
         count = p.numel() * (
             2 if p.dtype is torch.uint8 else 1
         )  # a byte holds two four-bit weights
@@ -165,7 +165,7 @@ def _network_size(
     )
 
 
-def _multiplied(network: nn.Module) -> Iterator[nn.Parameter]:
+def _matmul_parameters(network: nn.Module) -> Iterator[nn.Parameter]:
     """Yield each parameter of a network once, except those of embeddings.
 
     Embeddings are looked up and not multiplied.

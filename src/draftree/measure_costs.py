@@ -43,7 +43,9 @@ MAX_SECONDS = 4.0
 """Time budget in seconds for timing all draft steps and target passes."""
 
 
-def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = ignore_progress) -> CostTable:
+def reliable_costs(
+    target: Target, drafter: Drafter[Any], tell: Tell = ignore_progress
+) -> CostTable:
     """Return the learnt costs of a target and a drafter, for results that depend on them.
 
     If too few steps have run for reliable costs, the costs are measured once.
@@ -54,7 +56,7 @@ def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = ignore_pro
         tell: called with a description of the current measurement.
     """
     costs = learnt_costs(target, drafter)
-    if not costs.settled:
+    if not costs.is_reliable:
         with announce("measuring what draft steps and target passes cost"):
             costs.teach(CostTable(measure(target, drafter, 1, tell)))
     return costs.table()

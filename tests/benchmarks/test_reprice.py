@@ -172,7 +172,7 @@ def test_a_derived_file_is_what_its_formula_gives(name: str) -> None:
     )
     assert {"kind", "device", "source", "formula", "assumptions"} == set(file["about"])
     assert file["about"]["kind"] in ("derived", "published", "measured")
-    assert machine.table.simulated
+    assert machine.table.is_simulated
     if file["about"]["kind"] == "derived":
         again = machines.recompute_machine(machine)
         assert again == file

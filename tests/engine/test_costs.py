@@ -18,7 +18,7 @@ from draftree.cli import arguments, cost_charts
 from draftree.costs.curves import (
     Costs,
     CostTable,
-    counted,
+    estimate_seconds,
     estimate_target_seconds,
     monotone,
     round_up_batch_size,
@@ -81,9 +81,9 @@ def test_counted_work_is_the_sum_of_its_steps_at_their_contexts() -> None:
     table = CostTable((SHORT, LONG))
     work = [Work((1,), 4, 1, 100), Work((), 1, 1, 300), Work((1, 4), 4, 1, 500)]
     # 1 + 16 + .5; at 300 halfway: 15 + 1; 2 + 6 + 30 + 1.5
-    assert counted(table, work) == (17.5 + 16.0 + 39.5, 1.5 + 1.0 + 9.5)
+    assert estimate_seconds(table, work) == (17.5 + 16.0 + 39.5, 1.5 + 1.0 + 9.5)
     assert estimate_target_seconds(table, [Work((), 1, 1, 100), Work((), 2, 2, 300)]) == 10 + 15
-    assert counted(table, []) == (0, 0)
+    assert estimate_seconds(table, []) == (0, 0)
 
 
 def test_contexts_are_mixed_in_proportion_and_held_outside() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs, counted, estimate_target_seconds
+from draftree.costs.curves import Costs, estimate_seconds, estimate_target_seconds
 from draftree.engine import Engine, generate_plain
 from draftree.evaluation.compare import compare, warm_up
 from draftree.metrics import Stats, Step, Work, repeated_ngrams, total
@@ -86,7 +86,7 @@ def test_counted_work_of_a_run(target: Target) -> None:
     assert stats.draft_steps_per_step == 2.0
     assert Stats().draft_steps_per_step == 0.0
     assert total([stats, stats]).work == [*stats.work, *stats.work]
-    assert counted(COSTS, stats.work) == (9.0, 6.0)
+    assert estimate_seconds(COSTS, stats.work) == (9.0, 6.0)
     plain = engine.plain(requests).stats
     assert plain.work == [Work((), 1, 1, 3 + n) for n in range(9)]
     assert estimate_target_seconds(COSTS, plain.work) == 9.0

@@ -24,7 +24,7 @@ from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.evaluation.bench import with_fixed_costs
-from draftree.measure_costs import settled_costs
+from draftree.measure_costs import reliable_costs
 from draftree.policies.yield_ import Yield
 from draftree.request import Request
 from draftree.sampling.params import Sampling
@@ -201,7 +201,7 @@ def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
         costs.observe(StepTimes(100, 1, 1, 0.021, seconds=0.021))
         seen.add(round(costs.at(100, 1).target_seconds(32), 6))
         assert not costs._exploring
-    assert costs.settled
+    assert costs.is_reliable
 
 
 def test_draft_steps_that_were_timed_under_a_load_are_tried_again_once_it_is_gone() -> None:
@@ -545,11 +545,11 @@ def test_costs_to_count_by_are_measured_where_too_little_is_known(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter, told = PLD().open(target), list[str]()
-    first = settled_costs(target, drafter, lambda done, remark="", of=None: told.append(remark))
+    first = reliable_costs(target, drafter, lambda done, remark="", of=None: told.append(remark))
     assert told
-    assert learnt_costs(target, drafter).settled
+    assert learnt_costs(target, drafter).is_reliable
     told.clear()
-    again = settled_costs(target, drafter, lambda done, remark="", of=None: told.append(remark))
+    again = reliable_costs(target, drafter, lambda done, remark="", of=None: told.append(remark))
     assert not told
     assert again.entries == first.entries
 
@@ -614,6 +614,6 @@ def test_a_table_has_what_was_learnt_up_to_now(target: Target) -> None:
 
 def test_costs_read_from_disk_are_the_same(target: Target) -> None:
     drafter = PLD().open(target)
-    first = settled_costs(target, drafter)
+    first = reliable_costs(target, drafter)
     cost_estimate._LEARNERS.clear()  # as in another process
-    assert settled_costs(target, drafter) == first
+    assert reliable_costs(target, drafter) == first

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from draftree.cli.app import main
 from draftree.cli.terminal import drop_wide_columns, table
-from draftree.costs.curves import Costs, CostTable, counted
+from draftree.costs.curves import Costs, CostTable, estimate_seconds
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -518,7 +518,7 @@ def test_work_is_counted_by_what_was_learnt_while_it_was_done(
         w for _, each in step_codec.decode_steps(found["rows"][1]["work"], "row") for w in each
     ]
     assert found["rows"][1]["counted_seconds"] == pytest.approx(
-        counted(CostTable.load(by), works)[0]
+        estimate_seconds(CostTable.load(by), works)[0]
     )
 
 

@@ -101,7 +101,7 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     from draftree.doctor import drafter_report
     from draftree.evaluation import teacher_forcing
     from draftree.evaluation.time_estimate import batched_seconds
-    from draftree.measure_costs import measure, settled_costs
+    from draftree.measure_costs import measure, reliable_costs
 
     fixed = arguments.fixed_costs(asked.costs)
     spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
@@ -125,7 +125,7 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
             else teacher_forcing.read_texts(target, asked.data)
         )
     with terminal.busy("measuring the cost of a step") as tell:
-        costs = (fixed or settled_costs(target, drafter, tell)).at(context=0, rows=1)
+        costs = (fixed or reliable_costs(target, drafter, tell)).at(context=0, rows=1)
     with terminal.progress("doctor", None) as tell:
         again = (
             None
@@ -220,7 +220,7 @@ def examine_output(asked: DoctorOptions) -> None:
     from draftree.doctor import lossless
     from draftree.doctor.lossless_cases import cases
     from draftree.evaluation.time_estimate import batched_seconds
-    from draftree.measure_costs import settled_costs
+    from draftree.measure_costs import reliable_costs
 
     plan = lossless.Extent(asked.max_new_tokens, trials=asked.trials)
     chosen, fixed = (
@@ -231,7 +231,7 @@ def examine_output(asked: DoctorOptions) -> None:
     prompts = lossless.load_prompts(target, asked.data, asked.limit, plan.max_new_tokens)
     if fixed is None and any(c.grown.reads_costs for c in chosen):
         with terminal.busy("measuring the cost of a step") as tell:
-            fixed = settled_costs(target, drafter, tell)
+            fixed = reliable_costs(target, drafter, tell)
     seconds = batched_seconds(
         target, drafter, len(prompts) * (len(chosen) + 1), plan.max_new_tokens
     )

@@ -142,12 +142,12 @@ class Costs(Part):
     @cached_property
     def draft_curve(self) -> Curve:
         """Return the cost curve of draft steps, which is linear between its points."""
-        return _sorted(self.draft)
+        return _curve_arrays(self.draft)
 
     @cached_property
     def target_curve(self) -> Curve:
         """Return the cost curve of target passes, which is linear between its points."""
-        return _sorted(self.target)
+        return _curve_arrays(self.target)
 
 
 class CostSource(Protocol):
@@ -187,7 +187,7 @@ class CostTable:
             raise UserError("costs: there are no entries, at least one is needed")
 
     @property
-    def simulated(self) -> bool:
+    def is_simulated(self) -> bool:
         """Return whether the costs come from a publication or were derived, not measured here.
 
         Results that are computed from such costs are simulated.
@@ -208,9 +208,9 @@ class CostTable:
         The entries of the nearest measured number of sequences are used. They are interpolated
         linearly between measured contexts. Outside of these contexts the nearest entry is used.
         """
-        if (context, rows) not in self._found:  # needed at every step, so cached
-            self._found[context, rows] = self._between(context, rows)
-        return self._found[context, rows]
+        if (context, rows) not in self._costs_by_shape:  # needed at every step, so cached
+            self._costs_by_shape[context, rows] = self._between(context, rows)
+        return self._costs_by_shape[context, rows]
 
     def observe(self, step: StepTimes) -> None:
         """Ignore a step's timings, because these costs are fixed."""
@@ -231,7 +231,7 @@ class CostTable:
         )
 
     @cached_property
-    def _found(self) -> dict[tuple[int, int], Costs]:
+    def _costs_by_shape(self) -> dict[tuple[int, int], Costs]:
         return {}
 
     def has(self, rows: int) -> bool:
@@ -283,7 +283,7 @@ UNIT_COSTS = Costs({1: 1.0}, {1: 1.0})
 """Constant costs for policies that do not use costs."""
 
 
-def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
+def estimate_seconds(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
     """Return the estimated seconds of several steps, and how many of them the drafter takes."""
     work = list(work)
     drafting = sum(costs.at(w.context, w.rows).drafting(w) for w in work)
@@ -361,7 +361,7 @@ def _interpolate_costs(a: Costs, b: Costs, share: float) -> Costs:
     return Costs(draft, target, commit, context, a.rows, find, catch_up)
 
 
-def _sorted(curve: Mapping[int, float]) -> Curve:
+def _curve_arrays(curve: Mapping[int, float]) -> Curve:
     widths = sorted(curve)
     return np.array(widths, np.float64), np.array([curve[w] for w in widths])
 

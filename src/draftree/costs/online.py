@@ -243,7 +243,7 @@ class OnlineCosts:
         return CostTable(tuple(self._costs(context, 1) for context in TABLE_CONTEXTS), about)
 
     @property
-    def settled(self) -> bool:
+    def is_reliable(self) -> bool:
         """Return whether the curves are known well enough for planning.
 
         They are checked at up to 32 tokens of one sequence.

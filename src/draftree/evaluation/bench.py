@@ -23,7 +23,7 @@ from draftree.evaluation.resume import Journal
 from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.evaluation.teacher_forcing import Source, drive
 from draftree.evaluation.trace_store import Recordings
-from draftree.measure_costs import settled_costs
+from draftree.measure_costs import reliable_costs
 from draftree.models.kv_cache import SlotCache
 from draftree.registry import build
 from draftree.request import Request
@@ -284,7 +284,7 @@ def with_fixed_costs(
         named = lambda done, remark="", of=None, drafter=drafter: tell(
             done, f"{drafter}: {remark}", of
         )
-        settled_costs(engine.target, engine.drafter, named)
+        reliable_costs(engine.target, engine.drafter, named)
     known |= {
         drafter: learnt_costs(engine.target, engine.drafter).table()
         for drafter, engine in learnt.items()

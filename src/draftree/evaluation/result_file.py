@@ -67,7 +67,7 @@ def assemble_result(
         ]
         bounds += [name | oracle.row(logs[d], costs[d], work.seed, own[d].overlap) for d in own]
     simulated = any(
-        isinstance(c, CostTable) and c.simulated
+        isinstance(c, CostTable) and c.is_simulated
         for _, costs in runs.values()
         for c in costs.values()
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from draftree.acceptors.base import Acceptor
-from draftree.costs.curves import Costs, CostTable, counted, estimate_target_seconds
+from draftree.costs.curves import Costs, CostTable, estimate_seconds, estimate_target_seconds
 from draftree.errors import UserError
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import ResultRow, ratio_bounds, samples
@@ -153,9 +153,9 @@ def row(
     theirs = Totals.of(plain)
     drafting = 0.0
     if costs is not None:
-        mine = Totals.of(written, lambda work: counted(costs, work)[0])
+        mine = Totals.of(written, lambda work: estimate_seconds(costs, work)[0])
         theirs = Totals.of(plain, lambda work: estimate_target_seconds(costs, work))
-        drafting = sum(counted(costs, w.stats.work)[1] for w in written)
+        drafting = sum(estimate_seconds(costs, w.stats.work)[1] for w in written)
     return {
         "drafter": cell.drafter or "plain",
         "policy": cell.policy,

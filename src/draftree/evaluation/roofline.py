@@ -24,7 +24,7 @@ from draftree.errors import UnknownName
 from draftree.measure_costs import (
     CANDIDATES,
     DRAFT_WIDTHS,
-    settled_costs,
+    reliable_costs,
 )
 from draftree.policies.base import append
 from draftree.sampling.draft_sampling import Drawing
@@ -244,7 +244,7 @@ def count_draft_reads(
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
     seconds = dict.fromkeys(DRAFT_WIDTHS, 0.0)
     for part in (part for part in parts if part.searches):
-        timed = min(settled_costs(target, part, tell).entries, key=lambda e: e.context)
+        timed = min(reliable_costs(target, part, tell).entries, key=lambda e: e.context)
         seconds = {f: s + timed.draft_seconds(f) for f, s in seconds.items()}
     return Drafting(
         step.layers / layer,

@@ -24,7 +24,7 @@ from draftree.data.samples import Sample, digest
 from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG
-from draftree.measure_costs import settled_costs
+from draftree.measure_costs import reliable_costs
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.target.target import Target
@@ -309,7 +309,7 @@ class Run:
             build("policy", plan.policy),
         )
         costs = (
-            settled_costs(target, drafter) if policy.reads_costs else UNIT_COSTS
+            reliable_costs(target, drafter) if policy.reads_costs else UNIT_COSTS
         )  # in float32: they are of this run alone
         return cls(
             plan,

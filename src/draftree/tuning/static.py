@@ -30,7 +30,7 @@ from draftree.evaluation import teacher_forcing
 from draftree.evaluation.result_rows import save
 from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import ReplayStep, evenly_spread, greedy_answers, replay
-from draftree.measure_costs import settled_costs
+from draftree.measure_costs import reliable_costs
 from draftree.target.target import Target
 from draftree.training.base import Fitted, items
 from draftree.tree import MAX_NODES, Bools, Floats, Ints
@@ -403,7 +403,7 @@ class StaticTreeSearch(Tuning):
             ).texts
         tell(len(texts), "measuring the cost of a step", len(texts))
         context = round(float(np.mean([(t.start + len(t.tokens)) / 2 for t in texts])))
-        costs = (self.costs or settled_costs(target, drafter)).at(context, 1)
+        costs = (self.costs or reliable_costs(target, drafter)).at(context, 1)
         tell(len(texts), "searching", len(texts))
         about = {"target": target.name, "drafter": self.drafter, "data": list(map(str, data))}
         said = tree_file(self.settings, RankedTexts(ranks, self.settings.width), costs) | about
