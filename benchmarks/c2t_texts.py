@@ -65,7 +65,7 @@ def fit(
         plan = Hyperparameters(lr=1e-4) if start is not None else Hyperparameters()
         net, rounds = learn(*split(texts, plan), knobs, plan, start)
         net.save(folder)
-        print(f"{folder.name}: {rounds[-1].step} steps, {rounds[-1].told}", flush=True)
+        print(f"{folder.name}: {rounds[-1].step} steps, {rounds[-1].summary}", flush=True)
     return Classifier.load(folder)
 
 

@@ -630,9 +630,9 @@ def test_rounds_are_picked_by_recall_and_then_by_positive_rate() -> None:
 def test_all_accepted_nodes_and_some_others_are_learnt() -> None:
     nodes = from_roots(4000, 0)
     right = int(nodes.accepted.sum())
-    some = nodes.sampled(1.5, np.random.default_rng(0))
+    some = nodes.sample_rejected(1.5, np.random.default_rng(0))
     assert (int(some.accepted.sum()), len(some)) == (right, right + round(1.5 * right))
-    assert len(nodes.sampled(1e6, np.random.default_rng(0))) == len(nodes)
+    assert len(nodes.sample_rejected(1e6, np.random.default_rng(0))) == len(nodes)
 
 
 def test_whole_texts_are_held_out() -> None:

@@ -71,7 +71,7 @@ def test_the_dynamic_programme_by_hand() -> None:
     # .6, .9, 1.02. With rank 1: n = 1: .6; n = 2: .9, as .3 · 1 + .6 = .9 is no more; n = 3:
     # max(1.02, .3 + .9, .3 · 1.5 + .6) = 1.2; n = 4: max(1.02, .3 + 1.02, .45 + .9, .51 + .6) =
     # 1.35.
-    plan = Forests.planned(TABLE, 4)
+    plan = Forests.solve(TABLE, 4)
     assert plan.values == pytest.approx([0, 0.6, 0.9, 1.2, 1.35])
     assert plan.tree(2) == ((0,), (0, 0))
     assert plan.tree(3) == ((0,), (1,), (0, 0))
@@ -119,7 +119,7 @@ SHAPES = {
 def test_no_tree_is_expected_to_give_more(data: st.DataObject, shape: tuple[int, int]) -> None:
     table = data.draw(arrays(np.float64, shape, elements=st.floats(0, 1)))
     table = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    plan, order = Forests.planned(table, 4), greedy_tree(table, 4)
+    plan, order = Forests.solve(table, 4), greedy_tree(table, 4)
     for n, trees in enumerate(SHAPES[shape], 1):
         best = max((expected_tau(tuple(tree), table) for tree in trees), default=0.0)
         for found in (plan.tree(n), order[:n]):
@@ -133,7 +133,7 @@ def test_no_tree_is_expected_to_give_more(data: st.DataObject, shape: tuple[int,
 )
 def test_greedy_and_dynamic_programme_agree(table: Floats, nodes: int) -> None:
     table = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    plan, order = Forests.planned(table, nodes), greedy_tree(table, nodes)
+    plan, order = Forests.solve(table, nodes), greedy_tree(table, nodes)
     for n in range(nodes + 1):
         found = plan.tree(n)
         assert len(set(found)) == len(found) <= n
@@ -145,7 +145,7 @@ def test_greedy_and_dynamic_programme_agree(table: Floats, nodes: int) -> None:
 
 def test_large_trees_are_planned() -> None:
     table = 0.7 * 0.3 ** np.arange(10) * np.linspace(1, 0.6, 10)[:, None]
-    found = Forests.planned(table, 128).tree(128)
+    found = Forests.solve(table, 128).tree(128)
     assert len(found) == 128
     assert expected_tau(found, table) == pytest.approx(expected_tau(greedy_tree(table, 128), table))
 
@@ -198,16 +198,16 @@ def test_decoding_along_a_text_by_hand() -> None:
     # With (0), (0, 0) the first text takes three tokens (0, 0 and the target's own), then three (0,
     # 0 and its own) from the fourth line on; the second text, which begins there, takes three too:
     # nine tokens in three steps.
-    seen, tau = driven.decoded(((0,), (0, 0)))
+    seen, tau = driven.simulate_decoding(((0,), (0, 0)))
     assert (seen.ranks.tolist(), tau) == (
         [LINES[0].tolist(), LINES[3].tolist(), LINES[3].tolist()],
         3.0,
     )
     # With (0) alone: lines 0, 2 (rank 1: one token), 3, 5 and, in the second text, 3, 5.
-    seen, tau = driven.decoded(((0,),))
+    seen, tau = driven.simulate_decoding(((0,),))
     assert (seen.ranks.tolist(), tau) == (LINES[[0, 2, 3, 5, 3, 5]].tolist(), 9 / 6)
     # What reaches beyond a text's end gives no more than its tokens.
-    assert RankedTexts([LINES[:1]], 2).decoded(((0,), (0, 0)))[1] == 1.0
+    assert RankedTexts([LINES[:1]], 2).simulate_decoding(((0,), (0, 0)))[1] == 1.0
 
 
 def test_a_tree_is_settled_on_for_its_own_roots() -> None:

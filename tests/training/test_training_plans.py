@@ -190,12 +190,15 @@ def samples(*lengths: int) -> list[Sample]:
 def test_a_large_batch_is_cut_into_parts_of_at_most_4096_tokens(
     batch: int, longest: int, world: int, parts: int
 ) -> None:
-    plan = TrainingPlan(batch_size=batch).parted(samples(3, longest), world)
+    plan = TrainingPlan(batch_size=batch).with_accumulation(samples(3, longest), world)
     assert plan.accumulate == parts
     size = plan.together(world)
     assert size * longest <= trainer.TOGETHER or size == 1
     assert (
-        TrainingPlan(batch_size=batch, accumulate=1).parted(samples(longest), world).accumulate == 1
+        TrainingPlan(batch_size=batch, accumulate=1)
+        .with_accumulation(samples(longest), world)
+        .accumulate
+        == 1
     )
 
 

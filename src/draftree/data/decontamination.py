@@ -78,7 +78,7 @@ class Excluded:
         """
         return bool(self.runs) and any(run in self.runs for run in _runs(text))
 
-    def left_out(self, paths: Iterable[Path], skipped: Skipped | None = None) -> int:
+    def num_excluded(self, paths: Iterable[Path], skipped: Skipped | None = None) -> int:
         """Return the number of data rows that contain one of the prompts.
 
         `skipped` is used as in `questions`.

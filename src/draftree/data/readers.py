@@ -157,7 +157,7 @@ def list_visible_files(folder: Path) -> list[Path]:
     )
 
 
-def _decoded(path: Path) -> str:
+def _read_text(path: Path) -> str:
     with as_user_error(f"'{path}' is not UTF-8 text"):
         return path.read_text("utf-8")
 
@@ -179,7 +179,7 @@ def _text_file(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]
 
 def _json_lines(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
     for number, line in enumerate(
-        _decoded(path).split("\n"), 1
+        _read_text(path).split("\n"), 1
     ):  # splitlines would also split at U+2028
         if line.strip():
             row = None
@@ -194,7 +194,7 @@ def _json(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
 
     A `.json` file with one JSON object per line is read line by line.
     """
-    text = _decoded(path)
+    text = _read_text(path)
     if not text.lstrip().startswith("["):
         yield from _json_lines(path, skipped)
         return

@@ -70,7 +70,7 @@ def chat_samples(
         UserError: a rendered prompt is not the beginning of the rendered prompt with its response.
     """
     if GENERATION.search(str(tokenizer.get_chat_template())):
-        return [_marked(tokenizer, chat)]
+        return [_sample_by_template_mask(tokenizer, chat)]
 
     def render(part: Messages, prompt: bool) -> str:
         return str(
@@ -97,7 +97,7 @@ def chat_samples(
     ]
 
 
-def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
+def _sample_by_template_mask(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
     """Return the sample of a chat, with the template's own mask."""
     offsets = {"return_offsets_mapping": True}
     encoded: Any = tokenizer.apply_chat_template(

@@ -72,11 +72,11 @@ class Processes:
         """Return whether this is the main process, which prints and writes."""
         return self.rank == 0
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Return the value that each process passes, in the order of the processes."""
         return list(gather_object([value]))
 
-    def summed(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         """Return the elementwise sum of a tensor over all processes."""
         if self.world == 1:
             return values
@@ -86,10 +86,10 @@ class Processes:
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set in any process."""
-        return bool(self.summed(torch.tensor(float(flag))))
+        return bool(self.sum(torch.tensor(float(flag))))
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
+    def share_errors(self) -> Iterator[None]:
         """Return a context at whose end an error in one process is raised in all processes.
 
         Raises:
@@ -100,7 +100,7 @@ class Processes:
             yield
         except (DraftreeError, OSError) as error:
             own = error
-        told = self.gathered(None if own is None else str(own))
+        told = self.gather(None if own is None else str(own))
         if own is not None:
             raise own
         for rank, message in enumerate(told):
@@ -117,7 +117,7 @@ class Processes:
             UserError: another run is writing into the folder.
         """
         with ExitStack() as held:
-            with self.agreed():
+            with self.share_errors():
                 if self.main:
                     held.enter_context(lock_output(folder, lock_file_in(folder)))
             yield
@@ -128,7 +128,7 @@ class Processes:
         Raises:
             UserError: the value differs; the message calls it `what`.
         """
-        if len(set(self.gathered(value))) > 1:
+        if len(set(self.gather(value))) > 1:
             raise UserError(
                 f"{what} are not the same in all {self.world} processes: every machine needs the same files"
             )

@@ -101,7 +101,7 @@ class Shards:
     def lacking(self) -> tuple[str, ...]:
         """Return the names of the layers' subfolders in which files are missing."""
         hidden, kv = (
-            (self._hidden(layer) for layer in (*self.needs.hidden, LAST)),
+            (self._hidden_state_folder(layer) for layer in (*self.needs.hidden, LAST)),
             map(self._kv, self.needs.kv),
         )
         names = dict.fromkeys((*hidden, *kv))
@@ -119,7 +119,7 @@ class Shards:
             width += decoder.hidden if shape is None else shape.heads * (shape.key + shape.value)
         return width * decoder.dtype.itemsize * sum(len(s.tokens) for s in self.samples)
 
-    def _hidden(self, layer: int) -> str:
+    def _hidden_state_folder(self, layer: int) -> str:
         """Return the name of the subfolder for a hidden state."""
         return f"hidden.{self.target.decoder.hidden_index(layer)}"
 
@@ -147,19 +147,19 @@ class Shards:
         Raises:
             UserError: there is too little free disk space, or the processes see different folders.
         """
-        with processes.agreed():
+        with processes.share_errors():
             home = nearest_existing(self.folder)
             if self.size > (free := shutil.disk_usage(home).free):
                 raise UserError(
                     f"features need {self.size / 1e9:.1f} GB in '{home}', free are {free / 1e9:.1f} GB"
                 )
-        with processes.alone(self.folder), processes.agreed():
+        with processes.alone(self.folder), processes.share_errors():
             lacking, mine = self.lacking, range(processes.rank, self._count, processes.world)
             for done, shard in enumerate(mine, 1):
                 if names := [n for n in lacking if not self._file(n, shard).is_file()]:
                     self._write(shard, names)
                 tell(done, "caching features", len(mine))
-        with processes.agreed():
+        with processes.share_errors():
             if self.lacking:
                 raise UserError(
                     f"'{self.folder}' lacks files of other processes: all machines must share the folder"
@@ -182,7 +182,9 @@ class Shards:
             for row, i in enumerate(part):
                 count = len(self.samples[i].tokens)
                 for layer, states in features.hidden.items():
-                    found[self._hidden(layer)][str(i)] = states[row, :count].cpu().contiguous()
+                    found[self._hidden_state_folder(layer)][str(i)] = (
+                        states[row, :count].cpu().contiguous()
+                    )
                 for layer, pair in features.kv.items():
                     tensors = {
                         f"{i}.{name}": t[row, :, :count].cpu().contiguous()
@@ -205,12 +207,17 @@ class Shards:
                 )
                 for i in chosen
             ]
-            return self._padded(parts).transpose(1, 2)
+            return self._pad(parts).transpose(1, 2)
 
         hidden = {
-            layer: self._padded(
+            layer: self._pad(
                 [
-                    self._get(self._hidden(layer), i, str(i), (-1, self.target.decoder.hidden))
+                    self._get(
+                        self._hidden_state_folder(layer),
+                        i,
+                        str(i),
+                        (-1, self.target.decoder.hidden),
+                    )
                     for i in chosen
                 ]
             )
@@ -220,7 +227,7 @@ class Shards:
             hidden, {layer: (of_layer(layer, "k"), of_layer(layer, "v")) for layer in self.needs.kv}
         )
 
-    def _padded(self, parts: list[Tensor]) -> Tensor:
+    def _pad(self, parts: list[Tensor]) -> Tensor:
         return pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
 
     def _get(self, name: str, sample: int, key: str, shape: tuple[int, ...]) -> Tensor:

@@ -79,7 +79,7 @@ def evaluate(
     found = np.zeros(2 + 2 * CHAIN_LENGTH)  # loss, overlap, matched and reached by depth
     for i in range(0, len(mine), together):
         found += _sums(drafter, teacher.batch(mine[i : i + together], -1, count=1.0))
-    found = processes.summed(torch.from_numpy(found)).cpu().numpy()
+    found = processes.sum(torch.from_numpy(found)).cpu().numpy()
     learnt = sum(int(teacher.samples[i].learn.sum()) for i in samples)
     rates = found[2 : 2 + CHAIN_LENGTH] / np.maximum(found[2 + CHAIN_LENGTH :], 1)
     length = float(1 + np.cumprod(rates).sum())
@@ -173,7 +173,7 @@ def tree_length(
     ]
     mine = texts[processes.rank :: processes.world]
     found = (
-        processes.summed(
+        processes.sum(
             torch.from_numpy(np.stack(count_matches(teacher.target, drafter, policy, mine, costs)))
         )
         .cpu()

@@ -73,7 +73,7 @@ class Regeneration:
         check_fields(self, "regenerate ")
 
     @property
-    def said(self) -> dict[str, Any]:
+    def relevant_options(self) -> dict[str, Any]:
         """Return the options on which the answers depend, to store them with the answers.
 
         If all answers are greedy, the options of sampling are left out.
@@ -125,13 +125,13 @@ def regenerate(
         UserError: the data cannot be read.
     """
     processes, author = run.processes, run.author_for(target, how.batch)
-    with processes.agreed():
+    with processes.share_errors():
         asked = list(
             read_prompts(
                 paths, target.tokenizer, how.max_tokens, run.excluded, skipped, target.decoder.vocab
             )
         )
-    about = {**how.said, "target": target.name, "prompts": digest(asked)} | (
+    about = {**how.relevant_options, "target": target.name, "prompts": digest(asked)} | (
         {"author": author.name} if author.name else {}
     )
     finished = False
@@ -144,10 +144,10 @@ def regenerate(
         parts = out / PARTIAL_FILE / digest(about)
         done = _finished_rows(parts)
         processes.same(len(done), "the answers written so far")
-        with processes.agreed():
+        with processes.share_errors():
             missing = {i: asked[i] for i in range(len(asked)) if i not in done}
             _write(target, missing, parts, how, run)
-        with processes.agreed():
+        with processes.share_errors():
             if processes.main:
                 _join(out, about, _finished_rows(parts), len(asked))
     if processes.main:

@@ -93,10 +93,12 @@ def write_plan(out: Path, said: Mapping[str, Any], first: int) -> None:
     write_text(out / PLAN, json.dumps(said, indent=1) + "\n")
     if (out / LOG_FILE).is_file():
         lines = (out / LOG_FILE).read_text("utf-8", errors="replace").splitlines()
-        write_text(out / LOG_FILE, "".join(line + "\n" for line in lines if _logged(line, first)))
+        write_text(
+            out / LOG_FILE, "".join(line + "\n" for line in lines if _is_valid_line(line, first))
+        )
 
 
-def _logged(line: str, most: int) -> bool:
+def _is_valid_line(line: str, most: int) -> bool:
     """Return whether a line of the log is complete and belongs to a step up to `most`."""
     try:
         return int(json.loads(line)["step"]) <= most

@@ -145,7 +145,7 @@ def synthesize(
         UserError: the target has no chat template, or almost none of its questions is usable.
     """
     processes, author = run.processes, run.author_for(target, how.rows)
-    with processes.agreed():
+    with processes.share_errors():
         opening = Opening.of(target.tokenizer, how.system)
         known = sorted(set(map(normalise_words, questions(beside, skipped))))
     drawn = {k: v for k, v in asdict(how).items() if k not in ("count", "rows")}
@@ -171,7 +171,7 @@ def synthesize(
             f"{report['made_up']:,}",
             told or "none",
         )
-        with processes.agreed():
+        with processes.share_errors():
             if processes.main:
                 chats = ([*question(text), {"role": "assistant", "content": ""}] for text in kept)
                 write_text(
@@ -211,7 +211,7 @@ def _sample_questions(
         done = _finished_questions(home)
         processes.same(len(done), "the questions written so far")
         missing = [i for i in range(bound) if i not in done][processes.rank :: processes.world]
-        with processes.agreed():
+        with processes.share_errors():
             waiting = deque(
                 PendingPrompt(i, opening.text, opening.ids, how.tokens, sampling, (opening.stop,))
                 for i in missing
@@ -220,7 +220,7 @@ def _sample_questions(
                 line = {"number": each.asked.number, "text": each.text, "ended": each.ended}
                 append(mine, "\n" + json.dumps(line))  # after a line that was broken off
                 run.tell(count, "generating questions", len(missing))
-        with processes.agreed():
+        with processes.share_errors():
             done = _finished_questions(home)
             if not done.keys() >= set(range(bound)):
                 raise UserError(

@@ -34,4 +34,4 @@ class Clock:
     def look(self) -> None:
         """Update the share of the time limit that has passed."""
         if self._bound:
-            self.share = max(self._processes.gathered(self.seconds)) / self._bound
+            self.share = max(self._processes.gather(self.seconds)) / self._bound

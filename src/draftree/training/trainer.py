@@ -89,7 +89,7 @@ class TrainingPlan(Recipe):
         """Return the number of micro-batches in a process's share of a step."""
         return self.accumulate or 1
 
-    def parted(
+    def with_accumulation(
         self, samples: Sequence[Sample], world: int, on: torch.device = torch.device("cpu")
     ) -> Self:
         """Return the plan with `accumulate` chosen, if it was None.
@@ -193,12 +193,12 @@ def train(
     """
     devices = [target.decoder.device] if target.decoder.device.type == "cuda" else []
     with Processes.on(target.decoder.device).alone(out):
-        run = Run.begun(target, drafter, samples, plan, out, about, track)
+        run = Run.start_or_resume(target, drafter, samples, plan, out, about, track)
         progress = Progress(run.first, run.steps, math.nan)
-        with postpone_signals() as signals, torch.random.fork_rng(devices), run.tracked():
+        with postpone_signals() as signals, torch.random.fork_rng(devices), run.open_trackers():
             for step in range(run.first, run.steps):
                 loss = run.learn(step)
-                progress = run.measured(
+                progress = run.measure(
                     Progress(step + 1, step + 1 if run.clock.over else run.steps, loss)
                 )
                 run.log(progress)
@@ -211,7 +211,7 @@ def train(
                 if stopped or progress.step % plan.save_every == 0:
                     run.save(progress.step)
                     if stopped:
-                        signals[:] = [max(run.processes.gathered(max(signals, default=0)))]
+                        signals[:] = [max(run.processes.gather(max(signals, default=0)))]
                         raise Interrupted(*signals)
             run.finish()
             signals.clear()  # nothing is left that they could end
@@ -259,7 +259,7 @@ class Run:
     clock: Clock
 
     @classmethod
-    def begun(
+    def start_or_resume(
         cls,
         target: Target,
         drafter: Trainable[Any],
@@ -283,10 +283,10 @@ class Run:
             **about,
         }
         processes.same(about["data"], "the data")
-        with processes.agreed():
+        with processes.share_errors():
             check_tracker(track)
             plan.together(processes.world)
-            plan = plan.parted(samples, processes.world, device)
+            plan = plan.with_accumulation(samples, processes.world, device)
             learnt, held = split_samples(samples, plan)
             said = asdict(plan) | dict(about)
             going_on = resume.is_resumable(out, said)
@@ -299,7 +299,7 @@ class Run:
         parameters = [p for p in drafter.model.parameters() if p.requires_grad]
         adam = torch.optim.AdamW(parameters, plan.lr, plan.betas, weight_decay=plan.weight_decay)
         objective, optimizer = accelerator.prepare(Objective(drafter), adam)
-        with processes.agreed():
+        with processes.share_errors():
             first, spent = resume.resume(out, drafter, optimizer, steps) if going_on else (0, 0.0)
             if processes.main:
                 resume.write_plan(out, said, first)
@@ -342,7 +342,7 @@ class Run:
                 self.plan, step, self.steps, self.clock.share
             )
         own = torch.tensor(self._gradients(step), dtype=torch.float64)
-        loss = float(self.processes.summed(own)) / self.processes.world
+        loss = float(self.processes.sum(own)) / self.processes.world
         if not math.isfinite(loss):
             raise UserError(
                 f"training diverged: the loss is {loss} at step {step + 1}; try a smaller lr"
@@ -391,7 +391,7 @@ class Run:
             self.teacher.target.decoder.device.type, torch.bfloat16, enabled=self.plan.bf16
         )
 
-    def measured(self, progress: Progress) -> Progress:
+    def measure(self, progress: Progress) -> Progress:
         """Return the progress, with held-out figures if this step ends with a measurement."""
         if progress.step % self.plan.evaluate_every and progress.step < progress.steps:
             return progress
@@ -415,12 +415,12 @@ class Run:
         lr = {"lr": self.optimizer.param_groups[0]["lr"]}
         self.accelerator.log(figures | depths | lr, step=progress.step)
         if progress.step % self.plan.evaluate_every == 0 or progress.step == progress.steps:
-            with self.processes.agreed():
+            with self.processes.share_errors():
                 if self.processes.main:
                     append(self.out / resume.LOG_FILE, json.dumps(asdict(progress)) + "\n")
 
     @contextmanager
-    def tracked(self) -> Iterator[None]:
+    def open_trackers(self) -> Iterator[None]:
         """Return a context in which the experiment trackers are active."""
         self.accelerator.init_trackers(
             "draftree", {k: v for k, v in self.said.items() if isinstance(v, str | int | float)}
@@ -433,20 +433,20 @@ class Run:
 
     def save(self, step: int) -> None:
         """Save the state from which an interrupted run can be resumed."""
-        with self.processes.agreed():
+        with self.processes.share_errors():
             if self.processes.main:
                 resume.save(self.out, self.drafter, self.optimizer, step, self.clock.seconds)
 
     def keep(self, step: int) -> None:
         """Write an additional checkpoint with the weights after this step, in `step-N`."""
-        with self.processes.agreed():
+        with self.processes.share_errors():
             if self.processes.main:
                 self.drafter.save(self.out / f"step-{step}")
 
     def finish(self) -> None:
         """Write the final checkpoint, and delete the state for resuming."""
         self.drafter.model.eval()
-        with self.processes.agreed():
+        with self.processes.share_errors():
             if self.processes.main:
                 with fill_folder(self.out, last=CONFIG) as folder:
                     self.drafter.save(folder)

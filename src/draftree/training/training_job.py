@@ -215,7 +215,7 @@ class Training(Job):
         check_tracker(self.track)
         processes = Processes.on(how.get("device"))
         with processes.alone(out):
-            with processes.agreed():
+            with processes.share_errors():
                 tell(0, "loading")
                 # Refused before the target answers or is read, and not by the trainer after it; its
                 # context may cut max_tokens.
@@ -246,11 +246,11 @@ class Training(Job):
             settled = drafter.resolve_auto([s.tokens for s in samples])
             for knob, number in settled.items():
                 LOG.info("%s is %s, measured on the training data", knob, number)
-            with processes.agreed():
+            with processes.share_errors():
                 trainer.split_samples(
                     samples, plan
                 )  # refuses too few of them before the target reads them
-            plan = plan.parted(samples, processes.world, model.decoder.device)
+            plan = plan.with_accumulation(samples, processes.world, model.decoder.device)
             tokens = sum(len(s.tokens) for s in samples)
             seconds = (
                 training_seconds(model, drafter, tokens, plan.epochs, plan.cache_features)
@@ -295,10 +295,10 @@ class Training(Job):
     ) -> list[Sample]:
         how = replace(self.answers, max_tokens=plan.max_tokens, seed=plan.seed)
         unread: Callable[[], Skipped | None] = Skipped if self.skip_bad_rows else lambda: None
-        with processes.agreed():
+        with processes.share_errors():
             excluded = Excluded.of(self.exclude)
             if excluded.runs and data:
-                left_out = excluded.left_out(data, unread())
+                left_out = excluded.num_excluded(data, unread())
                 LOG.info(
                     "%s rows of the data are left out, because their prompts are excluded",
                     f"{left_out:,}",
@@ -313,7 +313,7 @@ class Training(Job):
         if asked:
             written = regenerate(target, asked, out, how, run, skipped)
             data = [written] if self.regenerates else [*data, written]
-        with processes.agreed():
+        with processes.share_errors():
             tell(0, "reading")
             samples = read_samples(
                 data, target.tokenizer, plan.max_tokens, excluded, target.decoder.vocab, skipped

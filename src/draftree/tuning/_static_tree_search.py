@@ -90,7 +90,7 @@ class Forests:
     sizes: Ints
 
     @classmethod
-    def planned(cls, table: Floats, nodes: int) -> Self:
+    def solve(cls, table: Floats, nodes: int) -> Self:
         """Return the solution for an acceptance table [D, K] and all tree sizes up to N."""
         depths, width = table.shape
         sizes = np.zeros((depths, width + 1, nodes + 1), np.int64)
@@ -132,7 +132,7 @@ def make_search(search: str, table: Floats, most: int) -> Callable[[int], RankTr
     `search` is `sequoia` or `greedy_tree`, and `table` [D, K] is the acceptance by depth and rank.
     """
     if search == "sequoia":
-        return Forests.planned(table, most).tree
+        return Forests.solve(table, most).tree
     order = greedy_tree(table, most)
     return lambda nodes: order[:nodes]
 

@@ -154,7 +154,7 @@ class Nodes:
         return Nodes(*(getattr(self, f.name)[which] for f in fields(self)))
 
     @classmethod
-    def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
+    def concatenate(cls, parts: Sequence["Nodes"]) -> "Nodes":
         """Return the entries of several texts, with trees numbered consecutively."""
         first = np.cumsum([0, *(part.trees for part in parts)])
         numbered = [
@@ -164,14 +164,14 @@ class Nodes:
             *(np.concatenate([getattr(part, f.name) for part in numbered]) for f in fields(cls))
         )
 
-    def sampled(self, negatives: float, rng: np.random.Generator) -> "Nodes":
+    def sample_rejected(self, negatives: float, rng: np.random.Generator) -> "Nodes":
         """Return all accepted nodes, and `negatives` random rejected nodes for each of them."""
         right, wrong = np.flatnonzero(self.accepted), np.flatnonzero(~self.accepted)
         chosen = rng.choice(wrong, self.sampling(negatives) - len(right), replace=False)
         return self.take(np.sort(np.concatenate((right, chosen))))
 
     def sampling(self, negatives: float) -> int:
-        """Return the number of nodes that `sampled` returns."""
+        """Return the number of nodes that `sample_rejected` returns."""
         right = int(self.accepted.sum())
         return min(len(self), right + round(negatives * right))
 
@@ -221,13 +221,13 @@ class TreeRecorder(Policy):
             (len(self._tops), 1 + self._complete)
         )  # the entropy of the distribution after each node
 
-        def listened(tree: Tree, frontier: Ints, k: int) -> Candidates:
+        def expand_and_record(tree: Tree, frontier: Ints, k: int) -> Candidates:
             found = expand(tree, frontier, k)
             after[:, frontier] = [found.entropy(top) for top in self._tops]
             return found
 
         whole = self._grown.draft(
-            listened, tree, costs, TreeBudget(room.depth, self._complete), memory
+            expand_and_record, tree, costs, TreeBudget(room.depth, self._complete), memory
         )
         self.drafts.append((len(self.written), whole, after[:, whole.parents]))
         return fit(whole, min(VERIFIED, room.nodes))
@@ -253,7 +253,7 @@ class TreeRecorder(Policy):
                         np.zeros(tree.drafted, np.int64),
                     )
                 )
-        return list(map(Nodes.joined, parts))
+        return list(map(Nodes.concatenate, parts))
 
 
 NO_NODES = Nodes(

@@ -120,7 +120,7 @@ class Round:
     positive_rate: float
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the figures as one line of text."""
         rates = f"recall {self.recall:.3f}, positive rate {self.positive_rate:.4f}"
         return f"loss {self.loss:.3f}, held out: AUC {self.auc:.4f}, {rates}"
@@ -206,7 +206,7 @@ def learn(
                 f"of the {len(nodes)} drafted nodes {name} none was accepted; at least 1 is needed: use more data"
             )
     rng = np.random.default_rng([plan.seed, 1])
-    sampled = learnt.sampled(knobs.negatives, rng)
+    sampled = learnt.sample_rejected(knobs.negatives, rng)
     read = {
         "P": scale_joint(sampled.log_p, knobs.log_joint),
         "H": sampled.entropy,
@@ -237,7 +237,7 @@ def learn(
             )
         nets.append(_numpy(net, knobs, scale))
         rounds.append(Round(step, loss, *evaluate_classifier(nets[-1], held)))
-        tell(step, rounds[-1].told, steps)
+        tell(step, rounds[-1].summary, steps)
         if not is_auc_rising(rounds):
             break
     return nets[rounds.index(pick_round(rounds))], rounds
@@ -334,7 +334,7 @@ def summarise(
         still = "still rose" if is_auc_rising(rounds) else "rose no more"
         ending = f"trained to the end: {steps:,} steps, after which held-out AUC {still}"
     line = (
-        f"step {best.step:,} of {steps:,}, {best.told}; {entries:,} entries of {trees:,} trees ({accepted:,} of {nodes:,} "
+        f"step {best.step:,} of {steps:,}, {best.summary}; {entries:,} entries of {trees:,} trees ({accepted:,} of {nodes:,} "
         "nodes accepted)"
     )
     figures = {
@@ -369,7 +369,7 @@ def split(texts: Sequence[Nodes], plan: Hyperparameters) -> tuple[Nodes, Nodes]:
     held, learnt = (
         [with_trees[i] for i in sorted(part)] for part in (order[:count], order[count:])
     )
-    return Nodes.joined(learnt), Nodes.joined(held)
+    return Nodes.concatenate(learnt), Nodes.concatenate(held)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class Acceptance:
     width: int
 
     @property
-    def reached(self) -> Bools:
+    def reachable(self) -> Bools:
         """Return [M, D] whether a tree could have reached each depth below each root.
 
         The target's choice at that depth must also be known.
@@ -124,7 +124,7 @@ class Acceptance:
     @property
     def places(self) -> Ints:
         """Return [D] the number of positions from which the rates of each depth are computed."""
-        places: Ints = self.reached.sum(axis=0)
+        places: Ints = self.reachable.sum(axis=0)
         return places
 
     @property
@@ -133,7 +133,7 @@ class Acceptance:
 
         A root counts at a depth if the tokens at all smaller depths were candidates.
         """
-        hits = (self.ranks[..., None] == np.arange(self.width)) & self.reached[..., None]
+        hits = (self.ranks[..., None] == np.arange(self.width)) & self.reachable[..., None]
         rates: Floats = hits.sum(axis=0) / np.maximum(self.places, 1)[:, None]
         return rates
 
@@ -155,7 +155,7 @@ class RankedTexts:
         """Return the acceptance if every token is a root."""
         return Acceptance(np.concatenate(self.texts), self.width)
 
-    def decoded(self, paths: RankTree) -> tuple[Acceptance, float]:
+    def simulate_decoding(self, paths: RankTree) -> tuple[Acceptance, float]:
         """Simulate decoding of the texts with a tree.
 
         Returns:
@@ -250,7 +250,7 @@ def converge(
         paths = choose(seen.table).paths if seen.table.any() else ()
         if not paths or paths in tried:
             break
-        seen, tau = driven.decoded(paths)
+        seen, tau = driven.simulate_decoding(paths)
         tried[paths] = Shape.of(paths, seen.table, costs), seen, tau
     return max(tried.values(), key=lambda found: found[2] * found[0].speedup / found[0].tau)
 
@@ -273,7 +273,8 @@ def tree_file(settings: Settings, driven: RankedTexts, costs: Costs) -> dict[str
     shape, seen, tau = converge(driven, choose, costs)
     grow = make_search(search, seen.table, max(LISTED_SIZES))
     sizes = [
-        Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, LISTED_SIZES)
+        Shape.of(paths, driven.simulate_decoding(paths)[0].table, costs)
+        for paths in map(grow, LISTED_SIZES)
     ]  # each at its own roots
     return {
         "paths": [list(path) for path in sorted(shape.paths, key=lambda path: (len(path), path))],
