@@ -57,7 +57,7 @@ def with_all_tokens(drafter: Any, target: Target) -> None:
         return
     net = drafter.model
     rows = target.decoder.head_weight.to(net.lm_head.weight).index_copy(
-        0, net.drafted.ids, net.lm_head.weight.detach()
+        0, net.draft_vocabulary.ids, net.lm_head.weight.detach()
     )
     net.lm_head = nn.Linear(rows.shape[1], rows.shape[0], bias=False, dtype=rows.dtype)
     net.lm_head.weight = nn.Parameter(rows, requires_grad=False)

@@ -170,7 +170,7 @@ def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, An
     )
     built = time.perf_counter() - start
     start = time.perf_counter()
-    Grams.opened(folder)
+    Grams.from_folder(folder)
     return figures | {
         "build_s": built,
         "open_ms": 1e3 * (time.perf_counter() - start),
@@ -213,7 +213,7 @@ def main(
             stored(tokenizer, megabytes * part, Path(scratch) / str(part))
             for part in (0.25, 0.5, 1)
         ]
-        drafter = ADEDDrafter(ADED(), Grams.opened(Path(scratch) / "1"))
+        drafter = ADEDDrafter(ADED(), Grams.from_folder(Path(scratch) / "1"))
         held = [f.read_text(errors="ignore") for f in sources()[::10]]
         ids = [
             np.array(tokenizer.encode(t, add_special_tokens=False).ids)

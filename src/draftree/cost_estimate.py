@@ -43,7 +43,7 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
     """
     decoder = target.decoder
     about = cost_key(target)
-    of_draft = about | {"drafter": drafter.described}
+    of_draft = about | {"drafter": drafter.description}
     draft = draft_size(drafter, decoder)
     sizes = {"draft": draft, "commit": LOOKUP_SIZE, "find": LOOKUP_SIZE}
     return OnlineCosts(

@@ -507,7 +507,7 @@ class Engine(Hinting, metaclass=_Loads):
     ) -> Iterator[list[Emitted]]:
         lesson = (
             self.policy,
-            self.drafter.described,
+            self.drafter.description,
             frozenset(r.sampling.knobs for r in requests),
             parts.acceptor,
         )
@@ -634,7 +634,7 @@ class Engine(Hinting, metaclass=_Loads):
         self.carried = carry_state(self.drafter, state.drafter)
 
     def _lesson_key(self, acceptor: Acceptor) -> tuple[Policy, str, frozenset[Sampling], Acceptor]:
-        return self.policy, self.drafter.described, frozenset(), acceptor
+        return self.policy, self.drafter.description, frozenset(), acceptor
 
     def plain(
         self,

@@ -251,10 +251,10 @@ def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
     target, found = trace("eagle3", 4, 21)
     drafter: EAGLE3Drafter = build("drafter", str(GOLDENS / "eagle3" / "draft")).open(target)
     net = drafter.model
-    net.d2t = MAPS[case](net.drafted.ids)
+    net.d2t = MAPS[case](net.draft_vocabulary.ids)
     if not marked:
         net.t2d = torch.zeros_like(net.t2d)
-        net.t2d[net.drafted.ids.clamp(max=len(net.t2d) - 1)] = True
+        net.t2d[net.draft_vocabulary.ids.clamp(max=len(net.t2d) - 1)] = True
     from_roots = net.d2t.clone()
     report = examine(target, drafter, found)
     assert causes(report) == [faults.VOCABULARY]

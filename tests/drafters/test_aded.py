@@ -196,7 +196,7 @@ def test_figures_of_a_build_and_its_files(tmp_path: Path) -> None:
     assert {f.suffix for f in tmp_path.iterdir()} == {".bin", ".json"}, (
         "nothing is left of the runs"
     )
-    drafter = ADEDDrafter(ADED(adapt=False), Grams.opened(tmp_path))
+    drafter = ADEDDrafter(ADED(adapt=False), Grams.from_folder(tmp_path))
     assert after(drafter, read(drafter, [1, 2]), [2]) == pytest.approx({3: 2 / 3}, abs=1e-5)
     with pytest.raises(ValueError, match="read-only"):
         drafter.grams.table.share[0] = 1
@@ -473,15 +473,18 @@ def test_broken_datastores_and_options_are_refused(case: int, tmp_path: Path) ->
 
 def test_a_datastore_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     ADED.build([np.array([1, 2, 3, 4])], 5, tmp_path, {}, lambda _: None)
-    Grams.opened(tmp_path)
+    Grams.from_folder(tmp_path)
     (tmp_path / "share.bin").write_bytes(b"\0")
     with pytest.raises(UserError, match=r"has 1 bytes, ngrams.json says 4"):
-        Grams.opened(tmp_path)
+        Grams.from_folder(tmp_path)
 
 
 def test_described_tells_drafters_apart_but_not_folders(tmp_path: Path) -> None:
     ADED.build([np.array([1, 2, 3, 4])], 5, tmp_path, {}, lambda _: None)
     target = table_target(torch.full((6, 5, 5), 0.2))
-    stored, plain = ADED(str(tmp_path)).searching(tmp_path).described, ADED().open(target).described
+    stored, plain = (
+        ADED(str(tmp_path)).searching(tmp_path).description,
+        ADED().open(target).description,
+    )
     assert str(tmp_path) not in stored
-    assert len({stored, plain, ADED(window=3).open(target).described}) == 3
+    assert len({stored, plain, ADED(window=3).open(target).description}) == 3

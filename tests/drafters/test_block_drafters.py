@@ -316,10 +316,10 @@ def test_the_mask_is_the_token_that_is_never_learnt() -> None:
     counts = np.ones(t.decoder.vocab, np.int64)
     counts[[5, 40]] = 0
     drafter.fit_vocabulary(counts)
-    assert (drafter.model.layout.mask, drafter.settled.mask) == (40, 40)
+    assert (drafter.model.layout.mask, drafter.resolved_knobs.mask) == (40, 40)
     asked = part("drafter", "dflash")(mask=7).fresh(t)
     asked.fit_vocabulary(counts)
-    assert asked.settled.mask == 7
+    assert asked.resolved_knobs.mask == 7
     with pytest.raises(UserError, match="mask is 71, allowed are 0 … 70"):
         part("drafter", "dflash")(mask=71).fresh(t)
 

@@ -247,7 +247,7 @@ def test_another_tokenizer_is_refused_by_name(store: Path, folder: str, tmp_path
 
 def test_the_same_tokenizer_of_another_target_is_taken(store: Path, tmp_path: Path) -> None:
     same = Target.load(str(target_folder(tmp_path / "same")))
-    assert "22 tokens" in REST(datastore=str(store)).open(same).described, "21 and a separator"
+    assert "22 tokens" in REST(datastore=str(store)).open(same).description, "21 and a separator"
 
 
 def test_files_are_mapped_not_read(store: Path, folder: str) -> None:

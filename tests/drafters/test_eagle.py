@@ -23,7 +23,7 @@ def test_the_loss_is_its_formula() -> None:
     batch = forward_parity.batch_of(t, drafter, np.stack(texts([9, 9], np.random.default_rng(0))))
     true = batch.hidden[-1]
     with torch.no_grad():
-        _, out = next((None, o) for o, _ in drafter.aligned(batch, true, 1))
+        _, out = next((None, o) for o, _ in drafter.training_time_test(batch, true, 1))
         # Position 0 has no pair before it; from position 8 nothing is left to predict.
         drafted, wanted = out[:, 1:8], true[:, 1:8]
         q, p = (torch.log_softmax(drafter.model.logits(x), -1) for x in (drafted, wanted))
@@ -46,7 +46,7 @@ def test_the_top_k_loss_token_by_token(k: int, weight: float) -> None:
     tokens = np.stack(texts([9, 9], np.random.default_rng(0)))
     batch = forward_parity.batch_of(t, drafter, tokens)
     with torch.no_grad():
-        out = next(o for o, _ in drafter.aligned(batch, batch.hidden[-1], 1))
+        out = next(o for o, _ in drafter.training_time_test(batch, batch.hidden[-1], 1))
         total = 0.0
         for row, place in itertools.product(range(2), range(1, 8)):
             here = torch.zeros(2, 9, dtype=torch.bool)

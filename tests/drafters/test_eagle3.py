@@ -61,8 +61,8 @@ def test_only_the_draft_vocabulary_is_drafted() -> None:
     assert (state["d2t"] + torch.arange(20)).tolist() == wanted.tolist()
     assert state["t2d"].nonzero().flatten().tolist() == wanted.tolist()
     assert drafter.model.logits(torch.randn(3, drafter.model.width)).shape == (3, 20)
-    assert drafter.model.drafted is not None
-    assert drafter.model.drafted.ids.tolist() == wanted.tolist()
+    assert drafter.model.draft_vocabulary is not None
+    assert drafter.model.draft_vocabulary.ids.tolist() == wanted.tolist()
     head = t.decoder.model.get_output_embeddings().weight  # the draft head begins as the target's
     assert torch.equal(state["lm_head.weight"].double(), head[wanted].float().double())
 
@@ -77,7 +77,7 @@ def test_tokens_that_cannot_be_drafted_are_not_learnt() -> None:
     expected = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
         features = drafter.model.fuse(batch.hidden)
-        for j, (out, _) in enumerate(drafter.aligned(batch, features, 2)):
+        for j, (out, _) in enumerate(drafter.training_time_test(batch, features, 2)):
             for row in range(2):
                 for i in range(
                     1 + j, 10

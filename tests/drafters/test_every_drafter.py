@@ -167,7 +167,7 @@ def test_a_saved_drafter_opens_as_it_was(spec: str, tmp_path: Path) -> None:
         parameter.data = parameter.data.half().double()  # as it is written
     drafter.save(tmp_path / "one")
     opened = build("drafter", str(tmp_path / "one")).open(t)
-    assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path / "one"))
+    assert opened.knobs == replace(drafter.resolved_knobs, checkpoint=str(tmp_path / "one"))
     ours, theirs = drafter.model.state_dict(), opened.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -229,8 +229,8 @@ def test_a_sequence_is_drafted_for_as_if_it_were_alone(name: str) -> None:
 def test_options_tell_drafters_apart_in_their_description(name: str) -> None:
     """Costs and results are kept by it."""
     t, kind = target("llama"), part("drafter", name)
-    plain = kind().open(t).described
-    assert plain == kind().open(t).described
+    plain = kind().open(t).description
+    assert plain == kind().open(t).description
     for field in fields(kind):
         default = field.default
         if isinstance(default, bool | int | float) and default is not MISSING:
@@ -239,7 +239,7 @@ def test_options_tell_drafters_apart_in_their_description(name: str) -> None:
                 other = 0.5
             if name == "suffix" and field.name == "least":
                 other = 0.5
-            assert kind(**{field.name: other}).open(t).described != plain, field.name
+            assert kind(**{field.name: other}).open(t).description != plain, field.name
 
 
 @pytest.mark.parametrize("policy", names("policy"))

@@ -42,7 +42,7 @@ def test_every_aligned_pass_is_a_depth_of_decoding(method: str) -> None:
     batch = forward_parity.batch_of(t, drafter, tokens_of(2, 13, 5))
     features = drafter.model.fuse(batch.hidden)
     with torch.no_grad():
-        for j, (out, known) in enumerate(drafter.aligned(batch, features, 4)):
+        for j, (out, known) in enumerate(drafter.training_time_test(batch, features, 4)):
             block, level = j + 1, drafter.model.at(min(j, drafter.model.levels - 1))
             for phase in range(block):
                 logits = drafter.forward(batch, block, phase)

@@ -67,7 +67,7 @@ class Given(Drafter[tuple[int, ...]]):
         return self._needs
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"given {self.proposals}"
 
     def start(
@@ -600,11 +600,11 @@ def test_probes_are_one_parts() -> None:
 
 def test_described_tells_fusions_apart() -> None:
     assert (
-        FusedDrafter([Given({4: 0.5}), Given({5: 0.5})]).described
+        FusedDrafter([Given({4: 0.5}), Given({5: 0.5})]).description
         == "given {4: 0.5} + given {5: 0.5}"
     )
     opened = [
-        build("drafter", spec).open(TABLE).described
+        build("drafter", spec).open(TABLE).description
         for spec in ("pld+pld:ngram=2", "pld:ngram=2+pld", "pld+pld")
     ]
     assert len(set(opened)) == 3

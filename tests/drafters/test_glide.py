@@ -176,7 +176,9 @@ def test_the_comparison_sees_a_waiting_token_that_sees_too_much(
 ) -> None:
     """As if an accepted node that was not fed in its step belonged to the next one."""
     monkeypatch.setattr(
-        glide.GLIDEState, "seen", lambda s, at: np.broadcast_to(s.roots[:, None], at.shape).copy()
+        glide.GLIDEState,
+        "num_visible_tokens",
+        lambda s, at: np.broadcast_to(s.roots[:, None], at.shape).copy(),
     )
     assert (
         walk(target("llama"), drafter_of(target("llama"), layers=2, block=3), [7], 5, seed=2) > 1e-3
@@ -282,7 +284,7 @@ def test_queries_are_rotated_as_the_targets_keys_are(name: str) -> None:
         kind = "" if name != "gemma3" else f"{t.decoder.hf.layer_types[reads]}_"
         assert torch.allclose(turning.inv_freq.float(), getattr(rotary, f"{kind}inv_freq").float())
     queries = torch.randn(1, 3, 4, 8, dtype=torch.float64).transpose(1, 2)
-    turned = ours[0].cross_attn._turned(queries, torch.tensor([[3, 4, 5]]))  # type: ignore[union-attr, operator]
+    turned = ours[0].cross_attn._rotate(queries, torch.tensor([[3, 4, 5]]))  # type: ignore[union-attr, operator]
     assert turned.shape == queries.shape
     changed = (turned != queries).any(dim=(0, 1, 2)).tolist()
     assert changed == ([True] * 2 + [False] * 6 if name == "gpt_neox" else [True] * 8)

@@ -101,14 +101,14 @@ def test_tokens_are_matched_by_their_text_and_spaces_by_what_they_are(
 ) -> None:
     letters = {c: i for i, c in enumerate(["▁", *"zyxwvutsrqponmlkjihgfedcba", "日"])}
     drafter = LM(model=model_folder(tmp_path / "small", letters, "▁")).open(large)
-    shared, theirs = drafter.shared, large.tokenizer.get_vocab()
+    shared, theirs = drafter.shared_vocabulary, large.tokenizer.get_vocab()
     assert shared is not None
     wanted = {theirs[c]: i for c, i in letters.items() if c not in "▁日"} | {
         theirs["Ġ"]: 0
     }  # of which it has three bytes
     assert dict(zip(shared.drafted.ids.tolist(), shared.columns.tolist(), strict=True)) == wanted
     assert [int(shared.reads[token]) for token in wanted] == list(wanted.values())
-    assert drafter.described.endswith(", 27 of 260 tokens shared")
+    assert drafter.description.endswith(", 27 of 260 tokens shared")
     prompt = large.tokenizer.encode("some words", add_special_tokens=False)
     engine = Engine(large, drafter, VCT(), costs=COSTS)
     written = engine.write([Request(prompt, 12)])

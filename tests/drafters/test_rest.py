@@ -287,8 +287,8 @@ def test_a_text_that_stands_in_the_corpus_is_written_in_fewer_passes() -> None:
 
 def test_description_has_the_size_and_not_the_folder() -> None:
     model = drafter([[0, 1, 2]], REST(datastore="somewhere"))
-    assert "somewhere" not in model.described
-    assert "4 tokens" in model.described
+    assert "somewhere" not in model.description
+    assert "4 tokens" in model.description
 
 
 # Datastores.

@@ -17,7 +17,7 @@ from draftree.drafters.retrieval.adjacency_table import (
     MAX_CONFIRMATIONS,
     MISSING,
     Adjacency,
-    merged,
+    merge_lists,
     pairs_of,
 )
 from draftree.drafters.token_recycling import (
@@ -119,7 +119,7 @@ def test_a_table_goes_on_from_the_one_behind_it() -> None:
     own = Adjacency.empty(12, 2).plus(ints(1), np.array([[3, 9]]), behind)
     assert own.look_up(ints(1, 2, 3), behind)[0].tolist() == [[3, 9], [5, 6], [MISSING, MISSING]]
     assert own.look_up(ints(1), behind)[1].tolist() == [1], "confirmed what the one behind it held"
-    both = behind.joined(own)
+    both = behind.join(own)
     assert both.look_up(ints(1, 2))[0].tolist() == [[3, 9], [5, 6]]
     assert behind.look_up(ints(1))[0].tolist() == [[3, 4]]
 
@@ -175,7 +175,7 @@ def test_merged_lists_have_no_token_twice() -> None:
         np.array([[1, 2, MISSING], [MISSING, MISSING, MISSING], [1, 2, 3]]),
         np.array([[2, 3, 4], [5, 6, MISSING], [7, 8, 9]]),
     )
-    assert merged(first, then).tolist() == [[1, 2, 3], [5, 6, MISSING], [1, 2, 3]]
+    assert merge_lists(first, then).tolist() == [[1, 2, 3], [5, 6, MISSING], [1, 2, 3]]
 
 
 # What is learnt.

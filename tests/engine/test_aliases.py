@@ -246,20 +246,20 @@ LOADS: dict[str, Guess] = {
     ),
     "assistant_model=": (
         lambda p: load(p.model, assistant_model=p.model),
-        lambda e: e.drafter.described.startswith("lm"),
+        lambda e: e.drafter.description.startswith("lm"),
     ),
     "draft_model= a folder": (
         lambda p: load(p.model, draft_model=p.folder),
-        lambda e: e.drafter.described.startswith("lm"),
+        lambda e: e.drafter.description.startswith("lm"),
     ),
     "speculative_model=": (lambda p: load("demo", speculative_model="ngram"), loaded),
     "drafter= a loaded model": (
         lambda p: load(p.model, drafter=p.model),
-        lambda e: e.drafter.described.startswith("lm"),
+        lambda e: e.drafter.description.startswith("lm"),
     ),
     "drafter= a folder": (
         lambda p: load(p.model, drafter=p.folder),
-        lambda e: e.drafter.described.startswith("lm"),
+        lambda e: e.drafter.description.startswith("lm"),
     ),
     "drafter= an open drafter": (
         lambda p: load(p.model, drafter=load(p.model, "pld").drafter),
@@ -535,9 +535,9 @@ def test_a_suggestion_is_a_misspelling_or_nothing() -> None:
 
 
 def test_a_drafter_by_the_name_of_a_target_is_a_language_model() -> None:
-    assert load("demo", "demo").drafter.described.startswith("lm")
-    assert load("demo", draft_model="demo").drafter.described.startswith("lm")
-    assert load("demo", draft_model_name="demo").drafter.described.startswith("lm")
+    assert load("demo", "demo").drafter.description.startswith("lm")
+    assert load("demo", draft_model="demo").drafter.description.startswith("lm")
+    assert load("demo", draft_model_name="demo").drafter.description.startswith("lm")
     assert "PLD" in repr(load("demo", "[ngram]"))
     assert "EAGLE3" in repr(load("demo", "eagle3_one_model"))
 

@@ -73,7 +73,7 @@ def test_a_drafter_may_draft_in_another_dtype_than_the_target_has(
     drafter = build("drafter", f"{name}:dtype=bfloat16").open(target)
     assert {p.dtype for p in drafter.model.parameters()} == {torch.bfloat16}
     assert (
-        drafter.described == f"{build('drafter', name).open(target).described} in bfloat16"
+        drafter.description == f"{build('drafter', name).open(target).description} in bfloat16"
     )  # costs are its own
     engine = Engine(target, drafter, Chain(length=4))
     request = Request(

@@ -609,7 +609,7 @@ def test_a_knob_that_the_checkpoint_fixes_is_honoured_or_refused(name: str) -> N
             load(demo, f"{name}:{knob}={wrong}", "chain")
     same = ",".join(f"{k}={v}" for k, v in own.items() if v is not None)
     engines = [load(demo, spec, "chain") for spec in (f"{name}:{same}", name)]
-    assert len({e.drafter.described for e in engines}) == 1, (
+    assert len({e.drafter.description for e in engines}) == 1, (
         "what the checkpoint says anyway may be said"
     )
 

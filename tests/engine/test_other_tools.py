@@ -307,7 +307,7 @@ def value(of: Any) -> Any:
     if isinstance(of, Completion):
         return of.text, of.tokens
     if isinstance(of, Engine):
-        return of.target.name, of.drafter.described, of.policy
+        return of.target.name, of.drafter.description, of.policy
     if isinstance(of, torch.Tensor):
         return of.tolist()
     return [value(part) for part in of] if isinstance(of, list) else of

@@ -172,14 +172,14 @@ def test_ngrams(seed: int, n: int, vocab: int, k: int, top: int) -> None:
         else Grams.none(n, vocab)
     )
     by = Weighting(n, max(1, (vocab - 1).bit_length()), top, 0.04, 0.2)
-    earlier = Adapted.empty().plus(few[numbers(draw, 4, 60)], n).incremented(0, n)
+    earlier = Adapted.empty().plus(few[numbers(draw, 4, 60)], n).with_increments(0, n)
     memory = Increments.empty().plus([earlier], n, by.width, 3)
     text = few[numbers(draw, 4, 400, least=1)]
     tokens, parents = random_tree(draw, 4, 6)
     tokens = few[tokens]
     heads, before = np.full(256, -1, np.int32), np.full(len(text), -1, np.int32)
     check("index_contexts", text, heads, before, int(draw.integers(0, len(text))), n)
-    adapted = Adapted.empty().plus(text, n).incremented(int(draw.integers(-5, len(text))), n)
+    adapted = Adapted.empty().plus(text, n).with_increments(int(draw.integers(-5, len(text))), n)
     check(
         "ngram_successors",
         grams.table,

@@ -450,11 +450,11 @@ def test_memory_is_separate_for_greedy_and_sampled_texts() -> None:
     assert {setting.temperature for key in engine.learned for setting in key[2]} == {0.0, 1.0}
     assert len(engine.learned) == 2, "a seed is no other way to choose"
     before = engine.learned[
-        Yield(), engine.drafter.described, frozenset([Sampling()]), Greedy()
+        Yield(), engine.drafter.description, frozenset([Sampling()]), Greedy()
     ].spent
     engine.write([request])
     assert (
-        engine.learned[Yield(), engine.drafter.described, frozenset([Sampling()]), Greedy()].spent
+        engine.learned[Yield(), engine.drafter.description, frozenset([Sampling()]), Greedy()].spent
         > before
     )
 
@@ -537,7 +537,7 @@ def test_estimates_recover_after_losses(monkeypatch: pytest.MonkeyPatch) -> None
     lengths = []
     for script in (Never, Always, Always):
         engine.drafter = script([plan], target.decoder.vocab)
-        monkeypatch.setattr(script, "described", "script")  # the same lesson for all three
+        monkeypatch.setattr(script, "description", "script")  # the same lesson for all three
         lengths.append(engine.write([request], reuse=False).stats.acceptance_length)
     assert lengths[0] == 1
     assert lengths[2] > 2.5

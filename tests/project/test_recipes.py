@@ -62,6 +62,6 @@ def test_every_shipped_drafter_is_what_its_recipe_trains(target: str) -> None:
             assert asked == value, (
                 f"{target} {name}: {option} is {asked} by the recipe, and {value} as shipped"
             )
-        for option in method.fixed.keys() - options.keys():
-            asked, default = method.fixed[option], getattr(type(method)(), option)
+        for option in method.checkpoint_options.keys() - options.keys():
+            asked, default = method.checkpoint_options[option], getattr(type(method)(), option)
             assert asked == default, f"{target} {name}: {option} is {asked}, not stored as shipped"

@@ -238,7 +238,7 @@ class Broken(Drafter[Any]):
         return self.drafter.needs
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return "Broken"
 
     def fail(self, method: str, rows: Any) -> None:

@@ -93,14 +93,14 @@ def test_the_same_tokens_under_other_ids_are_matched_by_their_text(
 
 def test_the_same_vocabulary_is_not_looked_up(folder: Path) -> None:
     target = Target.load(str(folder))
-    assert language_model(Target.load(str(folder)), target).shared is None
+    assert language_model(Target.load(str(folder)), target).shared_vocabulary is None
 
 
 def test_an_assistant_of_the_hook_is_matched_too(folder: Path, shuffled: Path) -> None:
     target = Target.load(str(folder))
     drafter = language_model(Target.of(AutoModelForCausalLM.from_pretrained(shuffled)), target)
-    assert drafter.shared is not None
-    assert "260 of 260 tokens shared" in drafter.described
+    assert drafter.shared_vocabulary is not None
+    assert "260 of 260 tokens shared" in drafter.description
 
 
 def test_padded_rows_of_a_draft_model_are_never_drafted(folder: Path, tmp_path: Path) -> None:

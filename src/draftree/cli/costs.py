@@ -62,7 +62,10 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     )
     with terminal.busy("measuring the cost of a step") as tell:
         entries = [entry for several in sizes for entry in measure(model, opened, several, tell)]
-    about = cost_key(model) | {"drafter": opened.described, "date": time.strftime("%Y-%m-%d %H:%M")}
+    about = cost_key(model) | {
+        "drafter": opened.description,
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+    }
     table, learnt = CostTable(tuple(entries), about), learnt_costs(model, opened)
     learnt.teach(table)
     if asked.out is not None:

@@ -210,7 +210,7 @@ def examine(
         Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes
     )
     return Report(
-        target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, merged
+        target.name, drafter.description, len(texts), count, tuple(findings), depths, layers, merged
     )
 
 

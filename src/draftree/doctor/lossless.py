@@ -144,7 +144,7 @@ def examine(
     for number, prompt in enumerate(prompts):
         work.compare(number, list(prompt))
     work.draw()
-    return work.report(drafter.described, len(prompts))
+    return work.report(drafter.description, len(prompts))
 
 
 @dataclass

@@ -169,7 +169,7 @@ class FusedDrafter(Drafter[FusedState]):
         self._probing = [i for i, part in enumerate(self.parts) if part.sends_probes]
         self.sends_probes = bool(self._probing)
         if len(self._probing) > 1:
-            both = " and ".join(f"'{self.parts[i].described}'" for i in self._probing)
+            both = " and ".join(f"'{self.parts[i].description}'" for i in self._probing)
             raise UserError(
                 f"{both} cannot be fused: each adds probes to the target's pass, allowed is one with probes"
             )
@@ -188,8 +188,8 @@ class FusedDrafter(Drafter[FusedState]):
         )
 
     @property
-    def described(self) -> str:
-        return " + ".join(part.described for part in self.parts)
+    def description(self) -> str:
+        return " + ".join(part.description for part in self.parts)
 
     def start(
         self,

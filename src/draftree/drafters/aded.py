@@ -94,7 +94,7 @@ class ADED(DatastoreMethod):
         Raises:
             UserError: the datastore contains n-grams of another n, or none.
         """
-        grams = Grams.opened(folder)
+        grams = Grams.from_folder(folder)
         if self.n not in (None, grams.n):
             raise UserError(
                 f"aded: n is {self.n}, allowed is {grams.n}: '{folder}' holds {grams.n}-grams"
@@ -162,7 +162,7 @@ class ADEDDrafter(Drafter[ADEDState]):
 
     @property
     @override
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{replace(self.knobs, datastore='')}, {len(self.grams)} {self.grams.n}-grams"
 
     @override
@@ -181,24 +181,24 @@ class ADEDDrafter(Drafter[ADEDState]):
         )
         shared = state.shared or (0,) * len(prompts)
         for r in begun.tolist():
-            found[r] = self._read(np.append(prompts[r], roots[r]), shared[r])
+            found[r] = self._start_sequence(np.append(prompts[r], roots[r]), shared[r])
         return ADEDState(state.memory, tuple(found))
 
-    def _read(self, text: Ints, shared: int) -> Adapted:
+    def _start_sequence(self, text: Ints, shared: int) -> Adapted:
         """Return the state of a sequence after its prompt and root.
 
         The n-grams of the first `shared` tokens have been counted before and are in the memory.
         """
         row = Adapted.empty().plus(text, self.grams.n)
         if self.knobs.adapt and self.knobs.prompt:
-            row = row.incremented(max(0, shared - self.grams.n + 1), self.grams.n)
-        return self._stepped(row)
+            row = row.with_increments(max(0, shared - self.grams.n + 1), self.grams.n)
+        return self._count_newest(row)
 
-    def _stepped(self, row: Adapted) -> Adapted:
+    def _count_newest(self, row: Adapted) -> Adapted:
         """Return the sequence's state after counting its newest n-grams again (Algorithm 2)."""
         if not self.knobs.adapt:
             return row
-        return row.incremented(len(row.tokens) - self.knobs.window, self.grams.n)
+        return row.with_increments(len(row.tokens) - self.knobs.window, self.grams.n)
 
     @override
     def expand(
@@ -229,7 +229,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         for root in range(tree.roots):
             new = np.append(tree.tokens[verdict.paths[root]], verdict.bonus[root])
             row = int(tree.row[root])
-            rows[row] = self._stepped(rows[row].plus(new, self.grams.n))
+            rows[row] = self._count_newest(rows[row].plus(new, self.grams.n))
         return replace(state, rows=tuple(rows))
 
     @override
@@ -239,7 +239,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         if not self.knobs.session:
             return ADEDState(state.memory, left)
         shared = replace_slots(state.shared or (0,) * len(lengths), cut, lengths.tolist())
-        return ADEDState(self._remembered(state, cut), left, shared)
+        return ADEDState(self._extend_memory(state, cut), left, shared)
 
     @override
     def select(self, state: ADEDState, rows: Ints, cache: SlotCache) -> ADEDState:
@@ -249,12 +249,12 @@ class ADEDDrafter(Drafter[ADEDState]):
     @override
     def carry(self, state: ADEDState) -> ADEDState | None:
         return (
-            ADEDState(self._remembered(state, np.arange(len(state.rows))), ())
+            ADEDState(self._extend_memory(state, np.arange(len(state.rows))), ())
             if self.knobs.session
             else None
         )
 
-    def _remembered(self, state: ADEDState, rows: Ints) -> Increments:
+    def _extend_memory(self, state: ADEDState, rows: Ints) -> Increments:
         """Return the memory with the increments of some sequences added."""
         return state.memory.plus(
             [state.rows[row] for row in rows], self.grams.n, self._by.width, self._most

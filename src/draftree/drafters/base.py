@@ -89,13 +89,13 @@ class Drafter(ABC, Generic[State]):
         return not (self.sends_probes or self.needs.top)
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Return a line of text that differs for drafters of different cost or training."""
         return repr(self.knobs) if self.knobs else type(self).__name__
 
     def __repr__(self) -> str:
         """Return the drafter's spec, without options that have their defaults."""
-        described = self.described
+        described = self.description
         knobs: Any = self.knobs
         if knobs is not None:  # in short: without the options that have their defaults
             whole = repr(replace(knobs, checkpoint="") if "checkpoint" in vars(knobs) else knobs)
@@ -387,7 +387,7 @@ class Trainable(Drafter[State]):
 
     @property
     @override
-    def described(self) -> str:
+    def description(self) -> str:
         size = sum(p.numel() for p in self.model.parameters())
         other = f" in {self.knobs.dtype}" if self.knobs.dtype else ""
         return f"{replace(self.knobs, checkpoint='')}, {size} parameters{other}"  # without its path
@@ -438,7 +438,7 @@ class Trainable(Drafter[State]):
         """
 
     @property
-    def settled(self) -> "TrainableMethod":
+    def resolved_knobs(self) -> "TrainableMethod":
         """Return the options, with the values that `resolve_auto` has chosen.
 
         The checkpoint stores them.
@@ -457,16 +457,21 @@ class Trainable(Drafter[State]):
         }
         made_for["embedding_hash"] = embedding_hash(self._target)
         self.write(
-            folder, {DRAFTREE_ENTRY: {"drafter": self.knobs.kind()} | made_for | self.settled.fixed}
+            folder,
+            {
+                DRAFTREE_ENTRY: {"drafter": self.knobs.kind()}
+                | made_for
+                | self.resolved_knobs.checkpoint_options
+            },
         )
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write the result of `published`, with `about` added to the config."""
+        """Write the result of `to_published_layout`, with `about` added to the config."""
         tensors = {self._stored.name(key): value for key, value in self.model.state_dict().items()}
-        config, tensors = self.published(self._stored.config, tensors)
+        config, tensors = self.to_published_layout(self._stored.config, tensors)
         self._stored.write(folder, config | about, tensors)
 
-    def published(
+    def to_published_layout(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors in the form of published checkpoints; by default unchanged.
@@ -594,7 +599,7 @@ class TrainableMethod(Method):
         return False
 
     @property
-    def fixed(self) -> dict[str, Any]:
+    def checkpoint_options(self) -> dict[str, Any]:
         """Return the options that a checkpoint fixes, with their values."""
         left = ("checkpoint", "dtype", "named", *self.chosen)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left}
@@ -607,8 +612,8 @@ class TrainableMethod(Method):
             UserError: the checkpoint is missing, does not fit the target, or fixes an option to
                 another value.
         """
-        drafter, defaults = self.restored(target), {f.name: f.default for f in fields(self)}
-        for key, fixed in drafter.knobs.fixed.items():
+        drafter, defaults = self.load_drafter(target), {f.name: f.default for f in fields(self)}
+        for key, fixed in drafter.knobs.checkpoint_options.items():
             asked = getattr(self, key)
             if asked != fixed and (asked != defaults[key] or key in self.named):
                 told = f"{type(self).__name__.lower()}: {key} is {format_value(asked)}, allowed is {format_value(fixed)}"
@@ -617,7 +622,7 @@ class TrainableMethod(Method):
         return drafter
 
     @final
-    def restored(self, target: Target) -> "Trainable[Any]":
+    def load_drafter(self, target: Target) -> "Trainable[Any]":
         """Return the drafter that the checkpoint contains.
 
         Options that the checkpoint fixes are taken from it, even if the user set others.
@@ -629,7 +634,7 @@ class TrainableMethod(Method):
         stored.check_method(self.kind())
         with as_user_error(f"the drafter in '{stored.folder}' cannot be used"):
             hints = get_type_hints(type(self))
-            fixed = stored.knobs({name: hints[name] for name in self.fixed})
+            fixed = stored.knobs({name: hints[name] for name in self.checkpoint_options})
             drafter = replace(self, checkpoint=str(stored.folder), **fixed).read(stored, target)
             _as_precise(drafter.model, parse_dtype(self.dtype) or target.decoder.dtype)
             drafter.model.to(target.decoder.device)

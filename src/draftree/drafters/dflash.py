@@ -60,7 +60,7 @@ class DFlash(ParallelMethod):
     @override
     def read(self, stored: Checkpoint, target: Target) -> "DFlashDrafter":
         stored, layout, net = open_checkpoint(stored, target, "dflash", ParallelNet)
-        return DFlashDrafter(self.known(layout), net, target, stored)
+        return DFlashDrafter(self.with_layout(layout), net, target, stored)
 
     @override
     def new(self, target: Target) -> "DFlashDrafter":
@@ -82,12 +82,16 @@ class DFlashDrafter(ParallelDrafter):
         return self.model.head(self.slots(outputs, tree, nodes))
 
     @override
-    def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
+    def training_logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head(states)
 
     @override
     def loss(self, batch: Batch) -> Tensor:
         places = draw_anchors(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         return marginal_loss(
-            self.knobs.loss, batch, self.blocks(batch, places.anchors), places, self.model.drafted
+            self.knobs.loss,
+            batch,
+            self.blocks(batch, places.anchors),
+            places,
+            self.model.draft_vocabulary,
         )

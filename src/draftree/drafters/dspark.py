@@ -80,7 +80,7 @@ class DSpark(ParallelMethod):
     def read(self, stored: Checkpoint, target: Target) -> "DSparkDrafter":
         stored, layout, net = open_checkpoint(stored, target, "dspark", DSparkNet)
         found = replace(
-            self.known(layout),
+            self.with_layout(layout),
             rank=layout.rank,
             markov=layout.markov,
             confidence=layout.confidence[0],
@@ -233,7 +233,7 @@ class DSparkDrafter(ParallelDrafter):
         return None if odds is None else odds.sigmoid().cpu().double().numpy()
 
     @override
-    def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
+    def training_logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head(states) + self.model.markov_head.bias(
             self.model.markov_head(states, tokens)
         )
@@ -243,12 +243,12 @@ class DSparkDrafter(ParallelDrafter):
         places = draw_anchors(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         states, before = self.along(batch, places.anchors)
         states, before = (each.unflatten(0, places.anchors.shape) for each in (states, before))
-        logits = self.taught(states.flatten(0, 1), before.flatten(0, 1)).unflatten(
+        logits = self.training_logits(states.flatten(0, 1), before.flatten(0, 1)).unflatten(
             0, places.anchors.shape
         )
         logits = logits[places.valid].float()
         weight = places.weight[places.valid]
-        drafted = self.model.drafted
+        drafted = self.model.draft_vocabulary
         far = (
             (
                 torch.softmax(target_logits_at(batch, places, drafted).float(), -1)

@@ -178,8 +178,8 @@ class EAGLENet(PairNet):
 
     @property
     @override
-    def drafted(self) -> DraftVocab | None:
-        return self.head.drafted
+    def draft_vocabulary(self) -> DraftVocab | None:
+        return self.head.draft_vocabulary
 
 
 @final
@@ -198,8 +198,10 @@ class EAGLEDrafter(PairDrafter):
     def loss(self, batch: Batch) -> Tensor:
         true = self._features(batch)
         at, total = predicting_positions(batch.learn), torch.zeros((), device=true.device)
-        wanted = select_target_logits(batch, at, self.model.drafted)
-        for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
+        wanted = select_target_logits(batch, at, self.model.draft_vocabulary)
+        for out, known in self.training_time_test(
+            batch, true + self._noise(batch), self.knobs.steps
+        ):
             chosen = at & known
             feature = (
                 smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum")

@@ -23,9 +23,9 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import (
     check_map,
     check_size,
-    drafted,
     most_frequent_tokens,
     offsets,
+    vocabulary_from_offsets,
 )
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
@@ -278,8 +278,8 @@ class FusingNet(PairNet):
 
     @property
     @override
-    def drafted(self) -> DraftVocab | None:
-        return drafted(self.d2t, self._target)
+    def draft_vocabulary(self) -> DraftVocab | None:
+        return vocabulary_from_offsets(self.d2t, self._target)
 
     def find_candidates(self, rank: int, count: int) -> None:
         """Replace the head by a `CandidateHead` for all tokens.
@@ -291,7 +291,7 @@ class FusingNet(PairNet):
                 another width.
         """
         rows = self.lm_head.weight.detach()
-        if (part := self.drafted) is not None:
+        if (part := self.draft_vocabulary) is not None:
             whole = self._target.decoder.head_weight.detach()
             if whole.shape[1] != rows.shape[1]:
                 told = f"its draft vocabulary lacks rows, and the target's are {whole.shape[1]} wide, not {rows.shape[1]}"
@@ -435,14 +435,16 @@ class EAGLE3Drafter(PairDrafter):
     def loss(self, batch: Batch) -> Tensor:
         features = self._features(batch)
         at, total = predicting_positions(batch.learn), features.new_zeros(())
-        said, drafted = batch.target(at), self.model.drafted
+        said, drafted = batch.target(at), self.model.draft_vocabulary
         possible = torch.ones(len(said), dtype=torch.bool, device=said.device)
         if self.model.t2d is not None and drafted is not None:
             possible = self.model.t2d[
                 said.argmax(-1)
             ]  # elsewhere the target's token cannot be drafted
             said = said[:, drafted.ids]
-        for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
+        for j, (out, known) in enumerate(
+            self.training_time_test(batch, features, self.knobs.steps)
+        ):
             there = (at & known)[at] & possible
             chosen = at.masked_scatter(at, there)
             total = total + self.knobs.decay**j * soft_cross_entropy(

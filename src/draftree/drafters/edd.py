@@ -163,7 +163,7 @@ class EDDDrafter(OneLayerDrafter):
 
     @property
     @override
-    def settled(self) -> EDD:
+    def resolved_knobs(self) -> EDD:
         return replace(self.knobs, hidden_layer=self._layer)
 
     @property
@@ -250,7 +250,8 @@ class EDDDrafter(OneLayerDrafter):
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         return expand_logits(
-            self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))), self.drafted
+            self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))),
+            self.draft_vocabulary,
         )
 
     def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
@@ -288,7 +289,9 @@ class EDDDrafter(OneLayerDrafter):
             _random_int(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators
         ]
         states = self._states(batch, block, phases)[predicting_positions(batch.learn)]
-        return draft_loss(self.knobs.loss, batch, self.decoder.head(states), drafted=self.drafted)
+        return draft_loss(
+            self.knobs.loss, batch, self.decoder.head(states), drafted=self.draft_vocabulary
+        )
 
 
 def _random_int(low: int, high: int, generator: torch.Generator) -> int:

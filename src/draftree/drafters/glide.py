@@ -176,7 +176,7 @@ class GLIDE(TrainableMethod):
 
     @override
     def new(self, target: Target) -> "GLIDEDrafter":
-        views, config = self.views(target), _published(self, target)
+        views, config = self.views(target), _new_official_config(self, target)
         if self.init == "shared" and config["hidden_size"] != target.decoder.hidden:
             got = f"hidden={self.hidden} with init=shared"
             raise UserError(
@@ -285,7 +285,7 @@ class GLIDEState:
         """Return the position [R] of each sequence's root."""
         return self.own.cache.lengths + np.array([len(p) for p in self.own.pending], np.int64)
 
-    def seen(self, positions: Ints) -> Ints:
+    def num_visible_tokens(self, positions: Ints) -> Ints:
         """Return the number of target tokens that each position sees, [R, n].
 
         The root and all nodes see the tokens before the root.
@@ -313,7 +313,7 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
 
     @property
     @override
-    def settled(self) -> GLIDE:
+    def resolved_knobs(self) -> GLIDE:
         return self._settled
 
     @property
@@ -433,7 +433,7 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
     def _glimpse(self, state: GLIDEState, positions: Ints) -> Glimpse | None:
         if not self._layers:
             return None
-        seen = state.seen(positions)
+        seen = state.num_visible_tokens(positions)
         slots = max(1, int(seen.max()))
         kv = [
             (keys[:, :, :slots], values[:, :, :slots])
@@ -455,7 +455,7 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
         layout = lay_out(state.own, tree, frontier[known], self.decoder.device)
         logits = self.model.lm_head(layout.pick(self._read(state, layout.feed)))
         candidates = candidates_within_context(
-            logits, known, k, drawing, tree, frontier, self.drafted
+            logits, known, k, drawing, tree, frontier, self.draft_vocabulary
         )
         return candidates, replace(state, own=replace(state.own, fed=layout.fed))
 
@@ -492,11 +492,11 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         logits: Tensor = self.model.lm_head(
-            self._trained(batch, block, [phase] * len(batch.tokens))
+            self._training_outputs(batch, block, [phase] * len(batch.tokens))
         )
-        return expand_logits(logits, self.drafted)
+        return expand_logits(logits, self.draft_vocabulary)
 
-    def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
+    def _training_outputs(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
         """Return the final norm's output [B, T, D] after each token.
 
         Each sample has its own phase.
@@ -520,8 +520,10 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
             int(torch.randint(block, (), generator=g)) if fixed == "random" else fixed
             for g in batch.generators
         ]
-        states = self._trained(batch, block, phases)[predicting_positions(batch.learn)]
-        return draft_loss(self.knobs.loss, batch, self.model.lm_head(states), drafted=self.drafted)
+        states = self._training_outputs(batch, block, phases)[predicting_positions(batch.learn)]
+        return draft_loss(
+            self.knobs.loss, batch, self.model.lm_head(states), drafted=self.draft_vocabulary
+        )
 
 
 def _make_pending_state(
@@ -531,7 +533,7 @@ def _make_pending_state(
     return GLIDEState(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
 
 
-def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
+def _new_official_config(knobs: GLIDE, target: Target) -> dict[str, Any]:
     """Return the config of a new draft model, with the fields that the official code reads.
 
     Raises:

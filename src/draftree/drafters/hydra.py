@@ -419,7 +419,7 @@ class HydraDrafter(HeadsDrafter[HydraState]):
             self.capture,
             self.recorded_weights,
             given,
-            self.drafted,
+            self.draft_vocabulary,
             state,
             each_node=True,
         )
@@ -448,7 +448,7 @@ class HydraDrafter(HeadsDrafter[HydraState]):
             prefix = state.prefix[to_device(rows[at], logits.device)]
             logits[to_device(at, logits.device)] = self.model.logits(depth, prefix, embedded)
         return make_candidates(
-            logits, self.knobs.heads, k, drawing, rows, depths, self.drafted
+            logits, self.knobs.heads, k, drawing, rows, depths, self.draft_vocabulary
         ), state
 
     @torch.inference_mode()
@@ -495,7 +495,7 @@ class HydraDrafter(HeadsDrafter[HydraState]):
     def weights(self, head: int) -> tuple[float, float]:
         return (0.0, 1.0) if self.knobs.loss == "kl" else (1.0, 0.0)
 
-    def published(
+    def to_published_layout(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors in the official layout.

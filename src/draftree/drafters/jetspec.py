@@ -78,7 +78,7 @@ class JetSpec(ParallelMethod):
         ):
             told = f"'{stored.folder}' has slots that do not stand for their own place, or see those behind them"
             raise UserError(f"jetspec: conditioned is True, allowed is False: {told}")
-        return JetSpecDrafter(self.known(layout), net, target, stored)
+        return JetSpecDrafter(self.with_layout(layout), net, target, stored)
 
     @override
     def new(self, target: Target) -> "JetSpecDrafter":
@@ -97,7 +97,7 @@ class JetSpecDrafter(ParallelDrafter):
 
     @property
     @override
-    def conditioned(self) -> bool:
+    def needs_pass_per_layer(self) -> bool:
         return self.knobs.conditioned
 
     @override
@@ -105,12 +105,12 @@ class JetSpecDrafter(ParallelDrafter):
         return self.model.head(self.slots(outputs, tree, nodes))
 
     @override
-    def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
+    def training_logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head(states)
 
     @override
     def loss(self, batch: Batch) -> Tensor:
         places = draw_anchors(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         return marginal_loss(
-            "kl", batch, self.blocks(batch, places.anchors), places, self.model.drafted
+            "kl", batch, self.blocks(batch, places.anchors), places, self.model.draft_vocabulary
         )

@@ -89,17 +89,17 @@ class LMDrafter(LanguageModelDrafter):
 
     @property
     @override
-    def drafted(self) -> DraftVocab | None:
+    def draft_vocabulary(self) -> DraftVocab | None:
         return None if self._shared is None else self._shared.drafted
 
     @property
     @override
-    def shared(self) -> Shared | None:
+    def shared_vocabulary(self) -> Shared | None:
         return self._shared
 
     @property
     @override
-    def described(self) -> str:
+    def description(self) -> str:
         some = (
             ""
             if self._shared is None

@@ -152,7 +152,7 @@ class LookaheadDrafter(Drafter[LookaheadState]):
         found, begun = list(state.rows), slots_or_all(rows, len(prompts))
         for r in begun.tolist():
             row, text = found[r], np.append(prompts[r], roots[r])
-            read = self._read(row, text[len(row.text) :].tolist(), len(row.text))
+            read = self._append_committed(row, text[len(row.text) :].tolist(), len(row.text))
             found[r] = replace(read, window=first_window(text, self.knobs))
         return LookaheadState(tuple(found), np.union1d(state.live, begun))
 
@@ -160,13 +160,13 @@ class LookaheadDrafter(Drafter[LookaheadState]):
     def expand(
         self, state: LookaheadState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, LookaheadState]:
-        found = self._found(state, tree, frontier)
+        found = self._find_candidates(state, tree, frontier)
         tokens, q = pad_candidates([nexts for nexts, _ in found], k)
         q *= np.array([[rate] for _, rate in found])
         log_q = np.log(q, out=np.full(q.shape, -np.inf), where=q > 0)
         return Candidates(tokens, log_q), replace(state, live=tree.row[: tree.roots])
 
-    def _found(
+    def _find_candidates(
         self, state: LookaheadState, tree: Tree, frontier: Ints
     ) -> list[tuple[Continuations, float]]:
         """Return, for each frontier node, its next tokens with their shares and their success rate.
@@ -196,7 +196,7 @@ class LookaheadDrafter(Drafter[LookaheadState]):
 
     @override
     def probes(self, state: LookaheadState) -> Probes | None:
-        sent = self._sent(state)
+        sent = self._probe_places(state)
         if not sent:
             return None
         rows = np.repeat(list(sent), [len(where[0]) for where in sent.values()])
@@ -211,7 +211,7 @@ class LookaheadDrafter(Drafter[LookaheadState]):
             at = end
         return Probes(np.concatenate(windows), rows, np.concatenate(positions), visible)
 
-    def _sent(self, state: LookaheadState) -> dict[int, tuple[Ints, Ints]]:
+    def _probe_places(self, state: LookaheadState) -> dict[int, tuple[Ints, Ints]]:
         """Return, by slot, the levels and columns of the probes of its window, in probe order."""
         windows = {r: state.rows[r].window for r in state.live.tolist()}
         return {r: places(tuple(map(len, window))) for r, window in windows.items() if window}
@@ -224,9 +224,9 @@ class LookaheadDrafter(Drafter[LookaheadState]):
         for root, bonus in enumerate(verdict.bonus.tolist()):
             r = int(tree.row[root])
             new = [*tree.tokens[verdict.committed_nodes(root)].tolist(), bonus]
-            graded = self._graded(rows[r], new)
-            moved = self._looked_ahead(graded, new[0], next_level.get(r))
-            rows[r] = self._read(moved, new, len(moved.text) + 1)
+            graded = self._update_success_counts(rows[r], new)
+            moved = self._advance_window(graded, new[0], next_level.get(r))
+            rows[r] = self._append_committed(moved, new, len(moved.text) + 1)
         return LookaheadState(tuple(rows), tree.row[: tree.roots])
 
     def _next_level(self, state: LookaheadState, logits: Tensor | None) -> dict[int, Ints]:
@@ -234,7 +234,7 @@ class LookaheadDrafter(Drafter[LookaheadState]):
 
         Slots that sent no probes are missing.
         """
-        sent = self._sent(state)
+        sent = self._probe_places(state)
         end = 0
         last = dict[int, Ints]()
         if logits is None or not sent:
@@ -247,7 +247,7 @@ class LookaheadDrafter(Drafter[LookaheadState]):
         cuts = np.cumsum([len(each) for each in last.values()])[:-1]
         return dict(zip(last, np.split(chosen, cuts), strict=True))
 
-    def _looked_ahead(
+    def _advance_window(
         self, row: LookaheadSequence, root: int, new: Ints | None
     ) -> LookaheadSequence:
         """Return a sequence's state after the target's choices for a new level.
@@ -265,7 +265,9 @@ class LookaheadDrafter(Drafter[LookaheadState]):
             window=advance_window(row.window, new, full),
         )
 
-    def _graded(self, row: LookaheadSequence, new: Sequence[int]) -> LookaheadSequence:
+    def _update_success_counts(
+        self, row: LookaheadSequence, new: Sequence[int]
+    ) -> LookaheadSequence:
         """Return the state with success counts updated by a root and the tokens after it."""
         tried = list(row.tried)
         right = list(row.right)
@@ -282,7 +284,9 @@ class LookaheadDrafter(Drafter[LookaheadState]):
             right[i - start] += token in nexts
         return replace(row, tried=tuple(tried), right=tuple(right))
 
-    def _read(self, row: LookaheadSequence, new: Sequence[int], known: int) -> LookaheadSequence:
+    def _append_committed(
+        self, row: LookaheadSequence, new: Sequence[int], known: int
+    ) -> LookaheadSequence:
         """Return the state with committed tokens appended; the last of `new` is the root.
 
         Args:

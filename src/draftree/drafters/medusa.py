@@ -210,7 +210,7 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
         asked = list(self.model)[known : max(known, int(depths.max()) + 1)]
         state = replace(state, logits=(*state.logits, *(head(state.hidden) for head in asked)))
         blank = self._like.new_zeros(self.knobs.draft_vocab or self._target.decoder.vocab)
-        heads, drafted = len(self.model), self.drafted
+        heads, drafted = len(self.model), self.draft_vocabulary
         logits = [
             state.logits[d][r] if d < heads else blank
             for d, r in zip(depths.tolist(), rows.tolist(), strict=True)
@@ -239,7 +239,7 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
             self.capture,
             self.recorded_weights,
             given,
-            self.drafted,
+            self.draft_vocabulary,
             state,
             each_node=False,
         )
@@ -280,7 +280,7 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
         weight, share = self.knobs.decay ** (head + 1), self.knobs.distil
         return weight * (1 - share), weight * share
 
-    def published(
+    def to_published_layout(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors in the official layout, or in vLLM's if they were read from it.

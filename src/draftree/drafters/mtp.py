@@ -159,7 +159,7 @@ class MTP(TrainableMethod):
         if len(ways) == 1:
             return drafters[0]
         tokens, hidden, begin = generate_trial_text(target)
-        return max(drafters, key=lambda drafter: drafter.predicted(tokens, hidden, begin))
+        return max(drafters, key=lambda drafter: drafter.score_text(tokens, hidden, begin))
 
     @override
     def new(self, target: Target) -> "MTPDrafter":
@@ -419,8 +419,8 @@ class MTPNet(PairNet):
 
     @property
     @override
-    def drafted(self) -> DraftVocab | None:
-        return self.head.drafted
+    def draft_vocabulary(self) -> DraftVocab | None:
+        return self.head.draft_vocabulary
 
 
 @final
@@ -517,16 +517,20 @@ class MTPDrafter(PairDrafter):
     @override
     def loss(self, batch: Batch) -> Tensor:
         at, total = predicting_positions(batch.learn), torch.zeros((), device=batch.tokens.device)
-        levels, drafted = self.model.levels, self.model.drafted
+        levels, drafted = self.model.levels, self.model.draft_vocabulary
         steps = max(self.knobs.steps, levels)
-        for j, (out, known) in enumerate(self.aligned(batch, self._features(batch), steps)):
+        for j, (out, known) in enumerate(
+            self.training_time_test(batch, self._features(batch), steps)
+        ):
             chosen = at & known
             logits = self.model.at(min(j, levels - 1)).logits(out[chosen])
             total = total + draft_loss(self.knobs.loss, batch, logits, chosen, drafted)
         return total / steps
 
     @torch.inference_mode()
-    def predicted(self, tokens: Tensor, hidden: dict[int, Tensor], begin: int) -> tuple[int, float]:
+    def score_text(
+        self, tokens: Tensor, hidden: dict[int, Tensor], begin: int
+    ) -> tuple[int, float]:
         """Return how many tokens of a text the drafter predicts, and the sum of their log q.
 
         A token is predicted if it is the most likely one. Only tokens from index `begin` on count.
@@ -554,7 +558,7 @@ class MTPDrafter(PairDrafter):
         )
 
     @override
-    def published(
+    def to_published_layout(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return config, unstack_experts(tensors)

@@ -254,7 +254,7 @@ class PEAGLEDrafter(PairReader):
 
     @property
     @override
-    def settled(self) -> PEAGLE:
+    def resolved_knobs(self) -> PEAGLE:
         return replace(self.knobs, mask=self.model.mask)
 
     @override
@@ -265,7 +265,7 @@ class PEAGLEDrafter(PairReader):
             self.model.mask = int(np.flatnonzero(counts == counts.min())[-1])
 
     @override
-    def published(
+    def to_published_layout(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         new = (
@@ -306,7 +306,9 @@ class PEAGLEDrafter(PairReader):
         logits = logits.masked_fill(
             torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0
         )
-        found = make_candidates(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
+        found = make_candidates(
+            logits, self.ahead, k, drawing, rows, depths, self.model.draft_vocabulary
+        )
         return found if which is None else found.share_lists(which), state
 
     def _slots(self, state: PairState, tree: Tree) -> PairState:
@@ -351,7 +353,7 @@ class PEAGLEDrafter(PairReader):
             logits[:, place[inside]] = out[:, count - 1 :][:, inside.to(out.device)].to(
                 logits.dtype
             )
-        return expand_logits(logits, self.model.drafted)
+        return expand_logits(logits, self.model.draft_vocabulary)
 
     def _outputs(self, batch: Batch, chains: Tensor, depths: Tensor) -> Tensor:
         """Return the outputs [B, T − 1 + A, D] of the T − 1 pairs of each text and of A slots.
@@ -398,7 +400,7 @@ class PEAGLEDrafter(PairReader):
         row = torch.arange(len(chains), device=chains.device)[:, None].expand_as(places)
         marked[row[there], places[there]] = True
         number = marked.flatten().long().cumsum(0).view_as(marked) - 1
-        theirs = select_target_logits(batch, marked, self.model.drafted)[
+        theirs = select_target_logits(batch, marked, self.model.draft_vocabulary)[
             number[row[there], places[there]]
         ]
         q = torch.log_softmax(

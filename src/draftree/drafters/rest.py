@@ -173,7 +173,7 @@ class RESTDrafter(Drafter[RESTState]):
 
     @property
     @override
-    def described(self) -> str:
+    def description(self) -> str:
         size = sum(len(corpus.tokens) for corpus in self._corpora)
         return f"{replace(self.knobs, datastore='')}, {size} tokens"  # without its path
 

@@ -197,7 +197,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         at, begun = slots_or_all(rows, len(lengths)), state.begun.copy()
         begun[at] = lengths[at]
         return SuffixState(
-            truncate_texts(state.texts, lengths, rows), begun, self._remembered(state, at)
+            truncate_texts(state.texts, lengths, rows), begun, self._extend_memory(state, at)
         )
 
     @override
@@ -210,10 +210,10 @@ class SuffixDrafter(Drafter[SuffixState]):
         if not self.knobs.session:
             return None
         return SuffixState(
-            (), np.zeros(0, np.int64), self._remembered(state, np.arange(len(state.texts)))
+            (), np.zeros(0, np.int64), self._extend_memory(state, np.arange(len(state.texts)))
         )
 
-    def _remembered(self, state: SuffixState, rows: Ints) -> Outputs:
+    def _extend_memory(self, state: SuffixState, rows: Ints) -> Outputs:
         """Return the memory with the outputs of some sequences added."""
         if not self.knobs.session:
             return state.memory

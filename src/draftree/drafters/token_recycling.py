@@ -18,7 +18,7 @@ from draftree.drafters.retrieval.adjacency_table import (
     MAX_CONFIRMATIONS,
     MISSING,
     Adjacency,
-    merged,
+    merge_lists,
     pairs_of,
 )
 from draftree.models.kv_cache import SlotCache
@@ -140,16 +140,16 @@ class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
             list(state.judged or (self._none,) * count),
         )
         for row in slots_or_all(rows if state.tables else None, count).tolist():
-            tables[row] = self._read(np.append(prompts[row], roots[row]), state.memory)
+            tables[row] = self._start_table(np.append(prompts[row], roots[row]), state.memory)
             judged[row] = self._none
         return replace(state, tables=tuple(tables), judged=tuple(judged))
 
-    def _read(self, text: Ints, memory: Adjacency) -> Adjacency:
+    def _start_table(self, text: Ints, memory: Adjacency) -> Adjacency:
         """Return a sequence's table after its prompt and root."""
         if not self.knobs.prompt:
             return self._empty
         tokens, followed = pairs_of(text, self._width)
-        return self._empty.plus(tokens, merged(followed, memory.look_up(tokens)[0]))
+        return self._empty.plus(tokens, merge_lists(followed, memory.look_up(tokens)[0]))
 
     @override
     def expand(
@@ -226,7 +226,7 @@ class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
         Their lines and counts are added to the memory.
         """
         at = slots_or_all(rows, len(lengths))
-        memory, known = self._remembered(state, at)
+        memory, known = self._extend_memory(state, at)
         tables = replace_slots(state.tables, at, (self._empty,) * len(lengths))
         return TokenRecyclingState(
             memory, known, tables, replace_slots(state.judged, at, (self._none,) * len(lengths))
@@ -245,17 +245,17 @@ class TokenRecyclingDrafter(Drafter[TokenRecyclingState]):
     @override
     def carry(self, state: TokenRecyclingState) -> TokenRecyclingState | None:
         return (
-            TokenRecyclingState(*self._remembered(state, np.arange(len(state.tables))))
+            TokenRecyclingState(*self._extend_memory(state, np.arange(len(state.tables))))
             if self.knobs.session
             else None
         )
 
-    def _remembered(self, state: TokenRecyclingState, rows: Ints) -> tuple[Adjacency, Floats]:
+    def _extend_memory(self, state: TokenRecyclingState, rows: Ints) -> tuple[Adjacency, Floats]:
         """Return the memory with the lines and counts of some sequences added."""
         memory, known = state.memory, state.known
         if self.knobs.session:
             for row in rows.tolist():
-                memory, known = memory.joined(state.tables[row]), known + state.judged[row]
+                memory, known = memory.join(state.tables[row]), known + state.judged[row]
         return memory, known
 
 

@@ -90,7 +90,7 @@ class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
         logits = self.decoder.head(
             self._states(batch)
         )  # every token sees all before it, wherever a block begins
-        return expand_logits(logits, self.drafted)
+        return expand_logits(logits, self.draft_vocabulary)
 
     def _states(self, batch: Batch) -> Tensor:
         states: Tensor = self.decoder.stack(
@@ -101,4 +101,4 @@ class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
     @override
     def loss(self, batch: Batch) -> Tensor:
         logits = self.decoder.head(self._states(batch)[predicting_positions(batch.learn)])
-        return draft_loss(self.knobs.loss, batch, logits, drafted=self.drafted)
+        return draft_loss(self.knobs.loss, batch, logits, drafted=self.draft_vocabulary)

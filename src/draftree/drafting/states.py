@@ -99,7 +99,7 @@ def describe_fault(
         if isinstance(error, DraftreeError)
         else f"{type(error).__name__}: {first_line(error)}"
     )
-    return f"the drafter failed, and {then}: {what} ({drafter.described})"
+    return f"the drafter failed, and {then}: {what} ({drafter.description})"
 
 
 def stop_drafting(rows: SequenceBatch, drafter: Drafter[Any], fault: DrafterFault) -> None:

@@ -341,7 +341,9 @@ class Drafting(RetrievalExpand):
     def _check_finite(self, finite: bool) -> None:
         if not finite:
             what = "NaN or ∞ count as nothing found; check its weights and dtype"
-            self.rows.warn(f"the drafter's output is not finite: {what} ({self.drafter.described})")
+            self.rows.warn(
+                f"the drafter's output is not finite: {what} ({self.drafter.description})"
+            )
 
     def _drawing(self, tree: Tree, frontier: Ints) -> Drawing:
         shaped = self.rows.draft_guide(tree, frontier)

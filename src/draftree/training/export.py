@@ -187,7 +187,7 @@ def standalone(
     loaded = Target.load(target or str(Checkpoint.at(folder).about.get("target", "demo")))
     kind = part("drafter", method)
     assert issubclass(kind, TrainableMethod)
-    opened = kind(checkpoint=str(folder)).restored(loaded)
+    opened = kind(checkpoint=str(folder)).load_drafter(loaded)
     alone = replace(opened.knobs, **OWN_EMBEDDING_OPTIONS[method], checkpoint="").fresh(loaded)
     own, borrowing = alone.model.state_dict(), opened.model.state_dict()
     alone.model.load_state_dict(
@@ -377,7 +377,7 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
     name = target or str(stored.about.get("target", "demo"))
     loaded, kind = Target.load(name), part("drafter", method)
     assert issubclass(kind, TrainableMethod)
-    opened = kind(checkpoint=str(stored.folder)).restored(loaded)
+    opened = kind(checkpoint=str(stored.folder)).load_drafter(loaded)
     stored, layout = block_drafters.load_checkpoint(stored)
     names = {key: stored.name(key) for key in opened.model.state_dict()}
     tensors = {block_drafters.name(key): stored.tensors[there] for key, there in names.items()}
@@ -414,7 +414,7 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
     loaded = Target.load(name)
     drafter = part("drafter", "peagle")(checkpoint=str(stored.folder)).open(loaded)
     assert isinstance(drafter, PEAGLEDrafter)
-    knobs, outer = drafter.settled, cast(Any, loaded.decoder.model)
+    knobs, outer = drafter.resolved_knobs, cast(Any, loaded.decoder.model)
     values = {
         k: v
         for k, v in (config | config.get(speculators.LAYER_CONFIG, {})).items()

@@ -119,7 +119,7 @@ def start_from(method: TrainableMethod, folder: Path, target: Target) -> Trainab
         UserError: the checkpoint belongs to another method, or its weights do not fit the options
             or the target.
     """
-    opened = replace(method, checkpoint=str(folder)).restored(target)
+    opened = replace(method, checkpoint=str(folder)).load_drafter(target)
     opened.model.float()
     if (
         not method.named
@@ -131,7 +131,7 @@ def start_from(method: TrainableMethod, folder: Path, target: Target) -> Trainab
         drafter.model.load_state_dict(opened.model.state_dict())
     except RuntimeError as error:
         told = " ".join(str(error).split())[:200]
-        raise UserError(f"'{folder}' cannot begin {drafter.described}: {told}") from error
+        raise UserError(f"'{folder}' cannot begin {drafter.description}: {told}") from error
     return drafter
 
 

@@ -278,7 +278,7 @@ class Run:
         about = {
             "target": target.name,
             **target.loading.said,
-            "drafter": drafter.described,
+            "drafter": drafter.description,
             "data": digest(samples),
             **about,
         }

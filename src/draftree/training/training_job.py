@@ -237,7 +237,7 @@ class Training(Job):
                     out,
                     asdict(plan)
                     | self.about
-                    | {"target": model.name, "drafter": drafter.described},
+                    | {"target": model.name, "drafter": drafter.description},
                 )
             samples = self._samples(model, data, out, plan, processes, tell)
             if self.init_from is None:

@@ -401,7 +401,7 @@ def provenance(
     grown = {name: getattr(knobs, name) for name in ("depth", "width", "entropy_top", "tokens")}
     models = {
         "target": fingerprint(target.decoder.model),
-        "drafter": f"{spec}: {drafter.described}",
+        "drafter": f"{spec}: {drafter.description}",
         "weights": weights,
     }
     digest = hashlib.sha256(json.dumps([list(r.prompt) for r in requests]).encode()).hexdigest()[

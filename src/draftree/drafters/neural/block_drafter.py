@@ -119,7 +119,7 @@ class ParallelMethod(TrainableMethod):
             self.draft_vocab,
         )
 
-    def known(self, layout: BlockDrafterConfig) -> Self:
+    def with_layout(self, layout: BlockDrafterConfig) -> Self:
         """Return these options, with the values that a checkpoint fixes."""
         return replace(
             self,
@@ -211,7 +211,7 @@ class ParallelDrafter(Trainable[BlockState]):
         return HiddenStateSpec(hidden=self.model.layout.reads)
 
     @property
-    def conditioned(self) -> bool:
+    def needs_pass_per_layer(self) -> bool:
         """Return whether every layer of the tree needs a pass, in which nodes see their paths.
 
         By default one pass over masks serves all nodes.
@@ -226,7 +226,7 @@ class ParallelDrafter(Trainable[BlockState]):
     @property
     @override
     def ahead(self) -> int:  # type: ignore[override]
-        return 1 if self.conditioned else self.drafts
+        return 1 if self.needs_pass_per_layer else self.drafts
 
     @final
     @torch.inference_mode()
@@ -293,7 +293,7 @@ class ParallelDrafter(Trainable[BlockState]):
     @override
     def passes(self, state: BlockState, tree: Tree, frontier: Ints) -> int:
         reached = int((tree.depth[frontier] < self.drafts).sum())
-        if self.conditioned:
+        if self.needs_pass_per_layer:
             return reached
         return tree.roots if state.outputs is None and reached else 0
 
@@ -307,7 +307,7 @@ class ParallelDrafter(Trainable[BlockState]):
         There are no candidates below the block, where q is taken to be uniform.
         """
         state = self.flush(state)
-        if self.conditioned:
+        if self.needs_pass_per_layer:
             return self._along_paths(state, tree, frontier, k, drawing), state
         if self.passes(state, tree, frontier):
             state = replace(state, outputs=self._block(state.cache, tree))
@@ -320,7 +320,7 @@ class ParallelDrafter(Trainable[BlockState]):
                 state.cache.rows, self.model.layout.block, self.model.config.hidden_size
             )
         )
-        found = self._offered(self.after(outputs, tree, nodes), tree, nodes, k, drawing)
+        found = self._candidates_after(self.after(outputs, tree, nodes), tree, nodes, k, drawing)
         found = replace(found, confidence=self.confidence(outputs, tree, nodes))
         return found if which is None else found.share_lists(which), state
 
@@ -335,9 +335,9 @@ class ParallelDrafter(Trainable[BlockState]):
                 compute_mask_outputs(self.model, state.cache, tree, frontier[near])
             )
             logits[torch.from_numpy(near).to(logits.device)] = read
-        return self._offered(logits, tree, frontier, k, drawing)
+        return self._candidates_after(logits, tree, frontier, k, drawing)
 
-    def _offered(
+    def _candidates_after(
         self, logits: Tensor, tree: Tree, nodes: Ints, k: int, drawing: Drawing
     ) -> Candidates:
         """Return the candidates that follow from logits [M, V′] after nodes.
@@ -349,13 +349,13 @@ class ParallelDrafter(Trainable[BlockState]):
             torch.from_numpy(depths >= self.drafts).to(logits.device)[:, None], 0.0
         )
         return make_candidates(
-            logits, self.drafts, k, drawing, tree.row[nodes], depths, self.model.drafted
+            logits, self.drafts, k, drawing, tree.row[nodes], depths, self.model.draft_vocabulary
         )
 
     @property
     def _width(self) -> int:
         """Return V′, or V if all tokens can be drafted."""
-        drafted = self.model.drafted
+        drafted = self.model.draft_vocabulary
         return self._target.decoder.vocab if drafted is None else len(drafted.ids)
 
     def _block(self, cache: SlotCache, tree: Tree) -> Tensor:
@@ -406,7 +406,7 @@ class ParallelDrafter(Trainable[BlockState]):
         return None
 
     @abstractmethod
-    def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
+    def training_logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Return draft logits [M, drafts, V′] along given texts.
 
         Args:
@@ -427,13 +427,13 @@ class ParallelDrafter(Trainable[BlockState]):
 
     @property
     @override
-    def settled(self) -> ParallelMethod:
+    def resolved_knobs(self) -> ParallelMethod:
         return replace(
             self.knobs, mask=self.model.layout.mask, features=len(self.model.layout.reads)
         )
 
     @final
-    def published(
+    def to_published_layout(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors; a new config has the choices made when training began."""
@@ -456,7 +456,7 @@ class ParallelDrafter(Trainable[BlockState]):
                 ]
                 chosen = told[:, torch.isin(anchors, inside).to(told.device), d]
                 logits[:, inside + d] = chosen.to(logits.dtype)
-        return expand_logits(logits, self.model.drafted)
+        return expand_logits(logits, self.model.draft_vocabulary)
 
     @final
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
@@ -464,7 +464,9 @@ class ParallelDrafter(Trainable[BlockState]):
 
         They equal those that decoding would compute with the anchors as roots.
         """
-        logits: Tensor = self.taught(*self.along(batch, anchors)).unflatten(0, anchors.shape)
+        logits: Tensor = self.training_logits(*self.along(batch, anchors)).unflatten(
+            0, anchors.shape
+        )
         return logits
 
     @final
@@ -480,7 +482,7 @@ class ParallelDrafter(Trainable[BlockState]):
         hidden = {layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()}
         for layer, (keys, values) in enumerate(model.context(hidden, at.expand(rows, -1))):
             cache.update(keys, values, layer)
-        sorts = make_slot_group(layout, self.conditioned).to(device)
+        sorts = make_slot_group(layout, self.needs_pass_per_layer).to(device)
         size = len(sorts.offsets)
         place = (anchors[:, :, None] + sorts.offsets).flatten(1)
         given = sorts.given.repeat(anchors.shape[1])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import Cache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, rotate_half
 
-from draftree.drafters.neural.draft_vocabulary import TargetHead, drafted
+from draftree.drafters.neural.draft_vocabulary import TargetHead, vocabulary_from_offsets
 from draftree.drafters.neural.llama_modules import (
     Rotary,
     apply_layers,
@@ -71,9 +71,9 @@ class OwnHead(nn.Linear):
         self._target = target
 
     @property
-    def drafted(self) -> DraftVocab | None:
+    def draft_vocabulary(self) -> DraftVocab | None:
         """Return the draft vocabulary; None if all tokens can be drafted."""
-        return drafted(self.d2t, self._target)
+        return vocabulary_from_offsets(self.d2t, self._target)
 
 
 class ParallelNet(nn.Module):
@@ -118,9 +118,9 @@ class ParallelNet(nn.Module):
         self.lm_head: OwnHead | TargetHead = head
 
     @property
-    def drafted(self) -> DraftVocab | None:
+    def draft_vocabulary(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None for all."""
-        return self.lm_head.drafted
+        return self.lm_head.draft_vocabulary
 
     def head(self, states: Tensor) -> Tensor:
         """Return the logits […, V′] for the final norm's output […, D]."""

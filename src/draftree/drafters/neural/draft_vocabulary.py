@@ -46,7 +46,7 @@ def offsets_to_ids(d2t: Tensor) -> Tensor:
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
-def drafted(d2t: Tensor | None, target: Target) -> DraftVocab | None:
+def vocabulary_from_offsets(d2t: Tensor | None, target: Target) -> DraftVocab | None:
     """Return the draft vocabulary for a map of offsets [V′], or None if there is no map.
 
     See `offsets`.
@@ -148,9 +148,9 @@ class TargetHead(nn.Module):
         return self._target.decoder.head_weight
 
     @property
-    def drafted(self) -> DraftVocab | None:
+    def draft_vocabulary(self) -> DraftVocab | None:
         """Return the draft vocabulary; None if all tokens can be drafted."""
-        return drafted(self.d2t, self._target)
+        return vocabulary_from_offsets(self.d2t, self._target)
 
     def fit_vocabulary(self, counts: Ints) -> None:
         """Choose the tokens with the highest counts [V] as the draft vocabulary."""
@@ -164,7 +164,7 @@ class TargetHead(nn.Module):
         The input […, D] is in the space of the output of the target's final norm.
         """
         if self._rows is None:
-            part = self.drafted
+            part = self.draft_vocabulary
             self._rows = self._target.decoder.head_for(
                 None if part is None else part.ids, self._raw
             )

@@ -359,7 +359,12 @@ class PairDrafter(PairReader):
             out = state.outputs.index_select(0, to_device(places[frontier], state.outputs.device))
             logits = self._logits(out, tree.depth[frontier])
         return draw_candidates(
-            logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted
+            logits,
+            k,
+            drawing,
+            tree.row[frontier],
+            tree.depth[frontier],
+            self.model.draft_vocabulary,
         ), state
 
     @torch.inference_mode()
@@ -399,7 +404,7 @@ class PairDrafter(PairReader):
         rows, pending = tree.row[roots], state.decoding.pending
         if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
             layout = lay_out(state.decoding, tree, roots, state.outputs.device)
-            return self._fed(
+            return self._run_unlevelled_pass(
                 state, layout, roots, known_features(state.features, layout.feed.padded_positions)
             )
         tokens, fed = [NO_TOKENS] * state.decoding.cache.rows, list(state.decoding.fed)
@@ -435,13 +440,13 @@ class PairDrafter(PairReader):
             index[layout.rows, layout.columns] = read
             features = nn.functional.embedding(to_device(index, device), outputs)
             if levels == 1:
-                return self._fed(state, layout, nodes, features)
+                return self._run_unlevelled_pass(state, layout, nodes, features)
             each.append(
                 layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)[0])
             )
         return _append_fed_nodes(state, layout.fed, nodes, torch.cat(each, dim=-1)), None
 
-    def _fed(
+    def _run_unlevelled_pass(
         self, state: PairState, layout: StepLayout, nodes: Ints, features: Tensor
     ) -> tuple[PairState, Tensor]:
         """Run one pass of a network without levels.
@@ -507,9 +512,9 @@ class PairDrafter(PairReader):
         logits = self._logits(torch.cat(made, dim=-1).flatten(0, 1), depths).unflatten(
             0, (rows, count)
         )
-        return expand_logits(logits, self.model.drafted)
+        return expand_logits(logits, self.model.draft_vocabulary)
 
-    def aligned(
+    def training_time_test(
         self, batch: Batch, features: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the outputs of training passes that read the drafter's own features.

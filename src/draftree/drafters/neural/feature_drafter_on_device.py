@@ -68,7 +68,7 @@ class PairLayers(CachingLayers):
         roots: Tree,
         depth: Ints,
     ) -> None:
-        super().__init__(decoding, roots, depth, passes.network.drafted)
+        super().__init__(decoding, roots, depth, passes.network.draft_vocabulary)
         self._passes, self._state_of = passes, state_of
         self._outputs: Tensor | None = None  # [R, M, D] the outputs after the nodes that were read
 
@@ -89,13 +89,13 @@ class PairLayers(CachingLayers):
             assert self._outputs is not None
             given = {**given, "outputs": self._outputs}
 
-        def passed(laid: InputTensors, past: Writer) -> OutputTensors:
+        def run_network(laid: InputTensors, past: Writer) -> OutputTensors:
             features = laid["features"] if "features" in laid else _of_parents(laid, feed)
             return passes.network.with_logits(
                 laid["tokens"], features, laid["positions"], laid["full"], past
             )
 
-        def made(results: OutputTensors, given: InputTensors) -> OutputTensors:
+        def grow_trees(results: OutputTensors, given: InputTensors) -> OutputTensors:
             out, logits = (pick(each, given) for each in results)
             before = (given["outputs"],) if "outputs" in given else ()
             return torch.cat((*before, out), dim=1), *choose(
@@ -104,7 +104,7 @@ class PairLayers(CachingLayers):
 
         kind = passes.weights.version if cache.ladder.few else None
         self._outputs, *grown = run_pass(
-            passed, kind, cache, feed, passes.capture, Epilogue(choose, given, made)
+            run_network, kind, cache, feed, passes.capture, Epilogue(choose, given, grow_trees)
         )
         return nodes.after(tuple(grown))
 

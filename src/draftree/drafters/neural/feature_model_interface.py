@@ -67,5 +67,5 @@ class PairNet(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def drafted(self) -> DraftVocab | None:
+    def draft_vocabulary(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None for all."""

@@ -124,7 +124,7 @@ class CrossAttention(nn.Module):
         queries = (
             self.q_proj(states).unflatten(-1, (self.view.heads, self.view.key)).transpose(1, 2)
         )
-        queries = self._turned(queries, positions)
+        queries = self._rotate(queries, positions)
         keys, values = (repeat_kv(t.to(queries.dtype), self.view.heads // t.shape[1]) for t in kv)
         some = visible.any(
             -1, keepdim=True
@@ -135,7 +135,7 @@ class CrossAttention(nn.Module):
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2).to(states.dtype))
         return out
 
-    def _turned(self, queries: Tensor, positions: Tensor) -> Tensor:
+    def _rotate(self, queries: Tensor, positions: Tensor) -> Tensor:
         if self.rotary is None:
             return queries
         cos, sin = (t[:, None] for t in self.rotary(queries, positions))

@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 
 from draftree.drafters.base import Batch, State, Trainable
 from draftree.drafters.neural.draft_vocabulary import (
-    drafted,
     expand_logits,
     most_frequent_tokens,
     offsets,
+    vocabulary_from_offsets,
 )
 from draftree.drafters.neural.losses import kl, predicting_positions, select_target_logits
 from draftree.drafters.neural.training_masks import block_starts
@@ -147,9 +147,9 @@ class HeadsDrafter(Trainable[State]):
     needs = HiddenStateSpec(hidden=(LAST,))
 
     @property
-    def drafted(self) -> DraftVocab | None:
+    def draft_vocabulary(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None for all."""
-        return drafted(self.model.d2t, self._target)
+        return vocabulary_from_offsets(self.model.d2t, self._target)
 
     @final
     def fit_vocabulary(self, counts: Ints) -> None:
@@ -183,7 +183,7 @@ class HeadsDrafter(Trainable[State]):
         """
         count = batch.tokens.shape[1]
         start, at = block_starts(count, block, phase), torch.arange(count)
-        drafted = self.drafted
+        drafted = self.draft_vocabulary
         vocab = self._target.decoder.vocab if drafted is None else len(drafted.ids)
         logits = self._like.new_zeros(*batch.tokens.shape, vocab)
         for depth, read in enumerate(self.readers(batch)[:block]):
@@ -196,7 +196,7 @@ class HeadsDrafter(Trainable[State]):
         """Return the weighted sum of the heads' losses over labels."""
         total = self._like.new_zeros(())
         learnt = predicting_positions(batch.learn)
-        drafted = self.drafted
+        drafted = self.draft_vocabulary
         theirs = select_target_logits(batch, learnt, drafted) if self.weights(0)[1] else None
         places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(
             batch.learn

@@ -282,12 +282,12 @@ class CachingDrafter(Drafter[Decoding]):
     expands_paths = True
 
     @property
-    def drafted(self) -> DraftVocab | None:
+    def draft_vocabulary(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None, the default, for all."""
         return None
 
     @property
-    def shared(self) -> Shared | None:
+    def shared_vocabulary(self) -> Shared | None:
         """Return the tokens that the drafter's vocabulary shares with the target's.
 
         Return None if both have the same vocabulary, which is the default.
@@ -307,13 +307,13 @@ class CachingDrafter(Drafter[Decoding]):
             return no_candidates(len(frontier), k), state
         layout = lay_out(state, tree, frontier[known], self.decoder.device)
         feed = layout.feed
-        if self.shared is not None:
-            feed = replace(feed, tokens=self.shared.reads[feed.tokens])
+        if self.shared_vocabulary is not None:
+            feed = replace(feed, tokens=self.shared_vocabulary.reads[feed.tokens])
         logits = layout.pick_packed(self.decoder.forward(feed, state.cache).logits)
-        if self.shared is not None:
-            logits = logits[:, self.shared.columns]
+        if self.shared_vocabulary is not None:
+            logits = logits[:, self.shared_vocabulary.columns]
         candidates = candidates_within_context(
-            logits, known, k, drawing, tree, frontier, self.drafted
+            logits, known, k, drawing, tree, frontier, self.draft_vocabulary
         )
         return candidates, replace(state, fed=layout.fed)
 
@@ -323,7 +323,12 @@ class CachingDrafter(Drafter[Decoding]):
         if state.cache.states is not None or self.decoder.rope_boundary is not None:
             return None
         layers = DecoderLayers(
-            self.decoder, self.shared, self.flush(state), roots, depth, self.drafted
+            self.decoder,
+            self.shared_vocabulary,
+            self.flush(state),
+            roots,
+            depth,
+            self.draft_vocabulary,
         )
         return layers if layers.fit else None
 
@@ -366,8 +371,8 @@ class LanguageModelDrafter(CachingDrafter):
             state = replace(state, pending=replace_slots(state.pending, begun[~fit], rest))
             begun, mine = begun[fit], [prompts[row] for row in begun[fit]]
         if any(len(p) > n for p, n in zip(mine, state.cache.lengths[begun].tolist(), strict=True)):
-            if self.shared is not None:
-                reads = self.shared.reads.cpu().numpy()
+            if self.shared_vocabulary is not None:
+                reads = self.shared_vocabulary.reads.cpu().numpy()
                 mine = [reads[prompt] for prompt in mine]
             self.small.prefill(state.cache, mine, HiddenStateSpec(), begun)
         return state
@@ -406,9 +411,9 @@ class BorrowingDrafter(Trainable[State]):
         )
 
     @property
-    def drafted(self) -> DraftVocab | None:
+    def draft_vocabulary(self) -> DraftVocab | None:
         """Return the tokens that can be drafted; None for all."""
-        return None if self._head is None else self._head.drafted
+        return None if self._head is None else self._head.draft_vocabulary
 
     def find_candidates(self, rank: int, count: int) -> None:
         """Replace the head by a `CandidateHead` for all tokens.

@@ -339,7 +339,7 @@ class DecoderLayers(CachingLayers):
     ) -> Nodes:
         columns = None if self._shared is None else self._shared.columns
 
-        def made(results: OutputTensors, given: InputTensors) -> OutputTensors:
+        def grow_trees(results: OutputTensors, given: InputTensors) -> OutputTensors:
             logits = pick(results[0], given)
             return choose(
                 logits if columns is None else logits[..., columns],
@@ -347,7 +347,7 @@ class DecoderLayers(CachingLayers):
                 given.get("ids"),
             ).made
 
-        then = Epilogue(choose, given, made)
+        then = Epilogue(choose, given, grow_trees)
         return nodes.after(self._decoder.forward_on_device(feed, self._decoding.cache, (), then))
 
     @override

@@ -110,7 +110,7 @@ class Adapted(NamedTuple):
             index(text, heads, before, old, n)
         return Adapted(text, times, heads, before)
 
-    def incremented(self, since: int, n: int) -> "Adapted":
+    def with_increments(self, since: int, n: int) -> "Adapted":
         """Return a copy with one more increment for each n-gram that begins at `since` or later.
 
         Source: Algorithm 2, lines 2-13.

@@ -132,7 +132,7 @@ class Adjacency:
             tokens, successors, np.where(same, np.minimum(confirmed + 1, MAX_CONFIRMATIONS), 0)
         )
 
-    def joined(self, other: "Adjacency") -> "Adjacency":
+    def join(self, other: "Adjacency") -> "Adjacency":
         """Return the table with the lines of another table added.
 
         They replace earlier lines of the same tokens.
@@ -182,7 +182,7 @@ def pairs_of(text: Ints, width: int) -> tuple[Ints, Int32s]:
     return tokens, found
 
 
-def merged(first: Int32s, then: Int32s) -> Int32s:
+def merge_lists(first: Int32s, then: Int32s) -> Int32s:
     """Return lists [N, K] of the tokens in `first`, followed by tokens in `then`.
 
     Tokens of `then` that are also in `first` are left out.

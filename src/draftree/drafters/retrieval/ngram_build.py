@@ -125,7 +125,9 @@ def build_ngram_table(
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
         work = Threads(pool, plan, Path(scratch), tell)
-        runs = list(work.ordered(work.sorted, _pieces(documents, plan, read), "sorting piece {}"))
+        runs = list(
+            work.map_in_order(work.sort_run, _pieces(documents, plan, read), "sorting piece {}")
+        )
         if not read["grams"]:
             raise UserError(
                 f"the corpus is empty: none of {read['documents']:,} documents has {plan.n} tokens"
@@ -133,8 +135,8 @@ def build_ngram_table(
         ranges = _ranges(runs, plan)
         with ExitStack() as files:
             out = TableWriter(folder, plan, files)
-            for rows in work.ordered(
-                work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"
+            for rows in work.map_in_order(
+                work.merge_runs, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"
             ):
                 out.write(rows)
     return dict(read) | out.finish()
@@ -144,7 +146,7 @@ def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
     """Return an n-gram table in memory, for small corpora."""
     with tempfile.TemporaryDirectory() as folder:
         build_ngram_table(documents, plan, Path(folder), lambda _: None)
-        mapped = Grams.opened(Path(folder))
+        mapped = Grams.from_folder(Path(folder))
         table = table_of({name: np.array(array) for name, array in mapped.table._asdict().items()})
     return Grams(table, plan.n, plan.vocab)
 
@@ -214,7 +216,7 @@ class Threads:
     scratch: Path
     tell: Callable[[str], None]
 
-    def ordered(
+    def map_in_order(
         self, job: Callable[[Any], Any], items: Iterable[Any], saying: str
     ) -> Iterator[Any]:
         """Yield the results of a job in the order of the items.
@@ -230,7 +232,7 @@ class Threads:
         while waiting:
             yield waiting.popleft().result()
 
-    def sorted(self, run: Counts) -> "SortedRun":
+    def sort_run(self, run: Counts) -> "SortedRun":
         """Sort a run and write it to disk."""
         made = sum_equal_ngrams(run, self.plan.n, self.plan.width)
         files = []
@@ -241,7 +243,7 @@ class Threads:
             files.append((file, array.dtype))
         return SortedRun(files, made.context[::SAMPLE_INTERVAL].copy())
 
-    def merged(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
+    def merge_runs(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
         """Return the contexts in a range, merged from all runs, in the stored form."""
         runs, (low, high) = job
         whole = concatenate(run.part(low, high) for run in runs)

@@ -98,7 +98,7 @@ class Grams:
         )
 
     @classmethod
-    def opened(cls, folder: Path) -> "Grams":
+    def from_folder(cls, folder: Path) -> "Grams":
         """Return the datastore in a folder, as memory maps.
 
         Raises:
@@ -121,12 +121,12 @@ class Grams:
                 raise UserError(f"'{file}' has {size:,} bytes, {HEADER} says {bytes_:,}")
             arrays[name] = np.memmap(file, wide, "r") if length else np.zeros(0, wide)
         table = table_of(arrays)
-        if not _fit(table, vocab):
+        if not _lengths_match(table, vocab):
             raise UserError(f"'{folder}' holds no n-grams: its arrays do not match each other")
         return cls(table, n, vocab)
 
 
-def _fit(table: Table, vocab: int) -> bool:
+def _lengths_match(table: Table, vocab: int) -> bool:
     """Return True if the lengths of the arrays are consistent.
 
     Their values are checked where they are used.

@@ -227,11 +227,11 @@ def build_trie(rows: Ints, nodes: int) -> PrefixTree:
         rows: [M, L] sorted continuations, with −1 after the end of a continuation.
         nodes: the largest number of nodes, without the root.
     """
-    return PrefixTree(*_grown(rows, nodes))
+    return PrefixTree(*_grow_trie(rows, nodes))
 
 
 @native_as("grow_trie")
-def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
+def _grow_trie(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
     """Return the four fields of the `PrefixTree` that `build_trie` returns, in their order."""
     matches, length = rows.shape
     most = 1 + nodes * length
@@ -252,10 +252,12 @@ def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
             begin[size], end[size], parent[size] = runs[i]
             token[size] = rows[begin[size], depth]
             size += 1
-    return _pruned(token[:size], end[:size] - begin[:size], parent[:size], nodes)
+    return _prune_trie(token[:size], end[:size] - begin[:size], parent[:size], nodes)
 
 
-def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
+def _prune_trie(
+    token: Ints, count: Ints, parent: Ints, nodes: int
+) -> tuple[Ints, Floats, Ints, Ints]:
     """Return the four fields of a `PrefixTree` with the most frequent nodes of a larger trie.
 
     Args:

@@ -69,7 +69,7 @@ class Proposer:
             Chains, drafter, policy, costs, longest, int(model.max_model_len), vocab
         )
         self.chains = self._make()
-        LOG.info("draftree proposes by %s with %s", drafter.described, policy)
+        LOG.info("draftree proposes by %s with %s", drafter.description, policy)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing; vLLM's CPU runner calls this method of every proposer."""
