@@ -60,7 +60,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
     from draftree.cli import arguments, cost_charts, terminal
     from draftree.data.prompts import encode
     from draftree.evaluation import result_rows, suites
-    from draftree.evaluation.teacher_forcing import evenly_spread, greedy_answers, prompts_that_fit
+    from draftree.evaluation.teacher_forcing import greedy_answers, prompts_that_fit, take_evenly
 
     if asked.pictures is not None:
         there = sorted(asked.pictures.glob("reliability.*"))
@@ -77,7 +77,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         encoded = [encode(target.tokenizer, p.content) for p in suite.prompts]
         texts = greedy_answers(
             target,
-            evenly_spread(prompts_that_fit(encoded, target, asked.max_new_tokens), asked.limit),
+            take_evenly(prompts_that_fit(encoded, target, asked.max_new_tokens), asked.limit),
             asked.max_new_tokens,
         )
         looked = CandidateTrace.along(target, drafter, texts)

@@ -33,7 +33,7 @@ from draftree.engine import Engine, generate_plain, load
 from draftree.evaluation import suites
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.result_rows import save
-from draftree.evaluation.teacher_forcing import evenly_spread
+from draftree.evaluation.teacher_forcing import take_evenly
 from draftree.models.forward_batch import ForwardBatch
 from draftree.utils.files import append, write_text
 from peers import Way, speculative, theirs
@@ -167,7 +167,7 @@ def main() -> None:
     quiet()
     how = {"compile": args.compile, "quantize": args.quantize}
     target = Target.load(args.target, dtype=args.dtype, exactness=args.exactness, **how)
-    prompts = evenly_spread(suites.load(args.suite).prompts, args.limit)
+    prompts = take_evenly(suites.load(args.suite).prompts, args.limit)
     sampling = Sampling(temperature=args.temperature, seed=1)
     encoded = (encode(target.tokenizer, p.content) for p in prompts)
     requests = [

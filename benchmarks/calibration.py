@@ -23,7 +23,7 @@ from draftree.costs.curves import Costs, monotone
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites
-from draftree.evaluation.bootstrap import paired, samples
+from draftree.evaluation.bootstrap import paired_ratio, samples
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.replay_target import ReplayTarget
 from draftree.evaluation.target_trace import Recording, TokenText
@@ -200,7 +200,7 @@ def main() -> None:
     eagle2 = {"policy": "eagle2:nodes=50", "q": "as it is", "ECE, other half": None}
     rows.append(eagle2 | row(target, drafter, build("policy", eagle2["policy"]), held_texts))
     for one in rows[:-1]:
-        ratio = paired(one, rows[-1], "steps")
+        ratio = paired_ratio(one, rows[-1], "steps")
         one["passes by eagle2's [95 %]"] = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
     rows[-1]["passes by eagle2's [95 %]"] = "1"
     about = {

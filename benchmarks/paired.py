@@ -33,7 +33,7 @@ def comparable_pairs(result: Mapping[str, Any], of: str, name: str, by: str) -> 
         result: a saved result.
         of: key in which the rows of a pair differ: `policy` or `drafter`.
         name: spec of the policy or drafter to compare with the others.
-        by: the total to compare; see `paired`.
+        by: the total to compare; see `paired_ratio`.
     """
     rows = [r for r in result["rows"] if r["policy"] is not None]
     if name not in (names := {r[of] for r in rows}):

@@ -130,7 +130,10 @@ def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
         for spec, drafter in {
             d: e.drafter for (d, _), e in work.engines.items() if d in drafters
         }.items():
-            read = [work.recordings.recording(work.asked(r, temperature)) for r in work.requests]
+            read = [
+                work.recordings.recording(work.at_temperature(r, temperature))
+                for r in work.requests
+            ]
             rows += group_figures(
                 [CandidateTrace.along(one, drafter, one.texts) for one in read], spec
             )

@@ -30,7 +30,7 @@ from common.paper_claims import Claim
 from common.paper_recipes import ADED, C2T, CLAIMS, EAGLE2, EDD_PCT, GLIDE_CAPE, select_claims
 from draftree.costs.curves import Costs, CostTable, estimate_seconds
 from draftree.evaluation import step_codec
-from draftree.evaluation.bootstrap import MIN_PROMPTS, ResultRow, holm, paired
+from draftree.evaluation.bootstrap import MIN_PROMPTS, ResultRow, holm, paired_ratio
 from draftree.evaluation.result_rows import read_result
 
 RESULTS = Path(__file__).with_name("results")
@@ -379,7 +379,7 @@ def verdicts(target: str) -> list[dict[str, Any]]:
         several = [c for c in CLAIMS if c.paper == paper]
         rows = {c: pairs for c in several if (pairs := saved_pairs(c, target))}
         compared = {
-            (pair.key, by): paired(pair.mine, pair.other, by)
+            (pair.key, by): paired_ratio(pair.mine, pair.other, by)
             for pairs in rows.values()
             for pair in pairs
             for *_, by in pair.claim.comparisons
@@ -408,7 +408,7 @@ def at_paper_costs(claim: Claim) -> dict[str, Any]:
     rows = judging.claim_rows(claim, [read_result(RESULTS / f"{AT_PAPER_COSTS}.json")], {})
     if rows is None or claim.paper != EDD_PCT or claim.by != "counted_seconds":
         return {}
-    ratio = paired(rows[0], rows[1], "counted_seconds")
+    ratio = paired_ratio(rows[0], rows[1], "counted_seconds")
     return {"paper costs": [round(x, 3) for x in (ratio.value, ratio.low, ratio.high)]}
 
 
@@ -569,7 +569,7 @@ def special(target: str) -> list[dict[str, Any]]:
             if (r["drafter"], r["policy"]) == ("aded", "mcts")
         ]
         at = {r["temperature"]: r for r in rows}
-        ratio = paired(at[1.0], at[0.0], "steps")
+        ratio = paired_ratio(at[1.0], at[0.0], "steps")
         one = judging.JudgedClaim(
             replace(claim, keeps=True),
             (at[1.0]["acceptance_length"], at[0.0]["acceptance_length"]),
@@ -635,7 +635,7 @@ def spoken() -> list[dict[str, Any]]:
     )
     rows = {r["policy"]: draft_row(r, costs) for r in result["rows"] if r["drafter"] == "glide"}
     cape, beam = (
-        paired(rows["cape"], rows[other], "steps") for other in ("chain:length=5", "beam")
+        paired_ratio(rows["cape"], rows[other], "steps") for other in ("chain:length=5", "beam")
     )
     claim = claim_of(GLIDE_CAPE, "3", "speculation's milliseconds")
     one = judging.with_ratios(
@@ -729,7 +729,7 @@ def truncated() -> list[dict[str, Any]]:
         ("Fig. 5b", "temperature changes little", rows[1.0], greedy, "papers_top_p"),
     ):
         claim = claim_of(ADED, table, of)
-        ratio = paired(mine, other, "steps")
+        ratio = paired_ratio(mine, other, "steps")
         taus = (mine["acceptance_length"], other["acceptance_length"])
         one = judging.JudgedClaim(replace(claim, keeps=True), taus, ratio)
         one = replace(one, verdict=judging.judge_ratio(one.claim, ratio))

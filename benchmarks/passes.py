@@ -140,7 +140,7 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
         from draftree.evaluation.provenance import provenance
         from draftree.evaluation.step_profile import Ceilings
 
-        ceilings = Ceilings.measured(decoder)
+        ceilings = Ceilings.measure(decoder)
         floors = {n: 1000 * ceilings.floor(decoder, n, 256) for n in TOKENS}
         return {"provenance": provenance(target, 0), "floors": floors}
 

@@ -39,7 +39,7 @@ from draftree.data.prompts import encode
 from draftree.evaluation import suites
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.result_rows import save
-from draftree.evaluation.teacher_forcing import evenly_spread
+from draftree.evaluation.teacher_forcing import take_evenly
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.int4_linear import GROUP, Int4Linear
 
@@ -76,7 +76,7 @@ def windows_of(target: Target, suite: str, count: int, length: int) -> list[list
     """
     prompts = suites.load(suite).prompts
     ids = [
-        t for p in evenly_spread(prompts, len(prompts)) for t in encode(target.tokenizer, p.content)
+        t for p in take_evenly(prompts, len(prompts)) for t in encode(target.tokenizer, p.content)
     ]
     if len(ids) < count * (length + 1):
         raise SystemExit(

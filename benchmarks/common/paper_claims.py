@@ -17,7 +17,7 @@ from draftree.evaluation.bootstrap import (
     Ratio,
     ResultRow,
     holm,
-    paired,
+    paired_ratio,
 )
 
 By = Literal["steps", "nodes", "counted_seconds", "places"]
@@ -175,7 +175,7 @@ def judge_claims(
         mine, other, seed = rows
         for compared in claim.comparisons:
             if compared not in ratios:
-                ratios[compared] = paired(mine, other, compared[-1], seed)
+                ratios[compared] = paired_ratio(mine, other, compared[-1], seed)
         found.append(JudgedClaim(claim, (mine["acceptance_length"], other["acceptance_length"])))
     adjusted = dict(zip(ratios, holm(list(ratios.values())), strict=True))
     return [

@@ -19,7 +19,7 @@ from draftree.evaluation.result_rows import (
     counted_figures,
     expected_speedup,
     intervals,
-    without_clocked,
+    without_clock_figures,
 )
 from draftree.evaluation.roofline import Drafting, Machine
 from draftree.metrics import Work
@@ -317,15 +317,15 @@ def _row(
     base, base_works = plain
     costs = tables.get(row["drafter"])
     if costs is None:  # the baseline, counted by the costs of each drafter it is compared with
-        return without_clocked(row)
+        return without_clock_figures(row)
     mine = Totals.read(row, [estimate_seconds(costs, work)[0] for work in works])
     theirs = Totals.read(base, [estimate_target_seconds(costs, work) for work in base_works])
     figures = counted_figures(mine, theirs, sum(estimate_seconds(costs, work)[1] for work in works))
-    new = without_clocked(row) | figures | {"cost_ratio": costs.ratio}
+    new = without_clock_figures(row) | figures | {"cost_ratio": costs.ratio}
     if seed is not None:
         new["intervals"] = row["intervals"] | intervals(mine, theirs, seed)
     each = {"counted_seconds": mine, "counted_plain": theirs}
     new["per_prompt"] = row["per_prompt"] | {
         name: totals.per_prompt["counted_seconds"] for name, totals in each.items()
     }
-    return without_clocked(new | {"expected_speedup": expected_speedup(new)})
+    return without_clock_figures(new | {"expected_speedup": expected_speedup(new)})

@@ -200,7 +200,9 @@ def test_equal_methods_are_not_told_apart_by_few_prompts() -> None:
             {"tokens": [100.0] * prompts, "steps": (40 * rng.normal(1, 0.1, prompts)).tolist()}
             for _ in range(2)
         ]
-        found = bootstrap.paired({"per_prompt": each[0]}, {"per_prompt": each[1]}, "steps", trial)
+        found = bootstrap.paired_ratio(
+            {"per_prompt": each[0]}, {"per_prompt": each[1]}, "steps", trial
+        )
         apart[prompts] += found.verdict in ("faster", "slower")
         assert (found.verdict == bootstrap.TOO_FEW) == (prompts < bootstrap.MIN_PROMPTS)
     assert apart[3] == 0

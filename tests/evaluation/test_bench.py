@@ -454,7 +454,7 @@ def compared(tokens: list[int], seconds: list[float]) -> dict[str, object]:
 
 
 def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
-    paired, rng = bootstrap.paired, np.random.default_rng(0)
+    paired, rng = bootstrap.paired_ratio, np.random.default_rng(0)
     tokens, slow = [10] * 30, rng.uniform(1, 99, 30)
     noise = rng.uniform(0.98, 1.02, 30)
     found = paired(compared(tokens, slow * 0.9 * noise), compared(tokens, slow), "seconds")
@@ -469,7 +469,7 @@ def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
 
 
 def test_rows_that_cannot_be_paired_are_told() -> None:
-    paired = bootstrap.paired
+    paired = bootstrap.paired_ratio
     one = compared([1], [1.0])
     two = compared([1, 2], [1.0, 2.0])
     with pytest.raises(UserError, match="does not say 'counted_seconds'"):

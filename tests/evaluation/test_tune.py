@@ -68,7 +68,7 @@ def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_
     assert found.policy != "chain"
     assert int(found.policy.rpartition("=")[2]) > 5
     assert found.better
-    assert found.told().startswith(f"Use --policy {found.policy}")
+    assert found.recommendation().startswith(f"Use --policy {found.policy}")
     best = {s: r["counted_speedup"] for s, r in found.judged.items()}
     assert found.beside.value == pytest.approx(best[found.policy] / best["chain"])
     assert found.judged["chain"]["prompts"] == found.searched["chain"]["prompts"] == 5
@@ -80,8 +80,8 @@ def test_the_default_is_kept_where_the_interval_includes_1() -> None:
     of = lambda low, high: SearchResult(
         "chain:length=6", "chain", {}, {}, Ratio(1.02, low, high, 0.5), 8
     )
-    assert of(0.98, 1.05).told().startswith("Keep the default")
-    assert of(1.01, 1.05).told().startswith("Use --policy chain:length=6")
+    assert of(0.98, 1.05).recommendation().startswith("Keep the default")
+    assert of(1.01, 1.05).recommendation().startswith("Use --policy chain:length=6")
 
 
 def test_the_command(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

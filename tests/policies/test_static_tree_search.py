@@ -21,7 +21,7 @@ from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation.target_trace import TokenText
-from draftree.evaluation.teacher_forcing import evenly_spread, greedy_answers
+from draftree.evaluation.teacher_forcing import greedy_answers, take_evenly
 from draftree.policies.static import Static
 from draftree.registry import part
 from draftree.sampling.draft_sampling import Drawing
@@ -585,6 +585,6 @@ def test_tunable_policies_are_found_by_name() -> None:
 
 
 def test_prompts_are_spread() -> None:
-    assert evenly_spread(range(10), 5) == [0, 2, 4, 6, 8]
-    assert evenly_spread(range(3), 5) == [0, 1, 2]
-    assert evenly_spread([], 5) == []
+    assert take_evenly(range(10), 5) == [0, 2, 4, 6, 8]
+    assert take_evenly(range(3), 5) == [0, 1, 2]
+    assert take_evenly([], 5) == []

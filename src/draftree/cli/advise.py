@@ -33,7 +33,7 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
     from draftree.evaluation import advice, suites
     from draftree.evaluation.bench import with_fixed_costs
     from draftree.evaluation.grid import assemble, choose_requests
-    from draftree.evaluation.teacher_forcing import evenly_spread
+    from draftree.evaluation.teacher_forcing import take_evenly
     from draftree.evaluation.time_estimate import plain_seconds
     from draftree.target.target import Target
 
@@ -48,7 +48,7 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
         )
     with terminal.busy("measuring the cost of a step") as tell:
         engines = with_fixed_costs(engines, tell)
-    several, some = evenly_spread(requests, asked.limit), next(iter(engines.values()))
+    several, some = take_evenly(requests, asked.limit), next(iter(engines.values()))
     # One half is written once and replayed by every pairing, the other half is written twice.
     terminal.forecast(
         f"{len(several)} prompts", 1.5 * plain_seconds(some.target, some.drafter, several)

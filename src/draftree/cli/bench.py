@@ -246,7 +246,8 @@ def run_requests(ready: "PreparedRun", asked: BenchOptions) -> None:
             plain_engine(work.target) if known is None else replace(known, acceptor=rule)
         )
     coming = {
-        cell: [work.asked(request, cell.temperature) for request in requests] for cell in serving
+        cell: [work.at_temperature(request, cell.temperature) for request in requests]
+        for cell in serving
     }
     with interruptible(NOTHING_KEPT):
         rows = (

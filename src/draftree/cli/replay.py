@@ -176,7 +176,7 @@ def record(work: "Bench") -> None:
     recordings = work.recordings
     assert recordings is not None
     temperatures = dict.fromkeys(c.temperature for c in work.cells)
-    every = [work.asked(request, t) for t in temperatures for request in work.requests]
+    every = [work.at_temperature(request, t) for t in temperatures for request in work.requests]
     missing = recordings.missing(every)
     if not missing:
         return

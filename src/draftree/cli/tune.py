@@ -133,4 +133,4 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     terminal.output().print(
         terminal.table(f"{where}{drafter}, {found.trials} settings, {len(requests)} prompts", rows)
     )
-    terminal.line(found.told())
+    terminal.line(found.recommendation())

@@ -44,9 +44,9 @@ from draftree.evaluation import suites
 from draftree.evaluation.teacher_forcing import (
     DEFAULT_TEXTS,
     DEFAULT_TOKENS,
-    evenly_spread,
     prompts_that_fit,
     read_texts,
+    take_evenly,
 )
 from draftree.request import Request
 from draftree.sampling.keyed_noise import Keyed
@@ -109,7 +109,7 @@ def load_prompts(
         found = [t.tokens[: t.start].tolist() for t in read_texts(target, data, count, tokens)]
     else:
         found = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
-    return evenly_spread(prompts_that_fit(found, target, tokens), count)
+    return take_evenly(prompts_that_fit(found, target, tokens), count)
 
 
 def examine(

@@ -136,7 +136,7 @@ def advise(
             tell(i, "choosing", whole)
             done.append(work.prompt(i))
     rows = result_rows.result_rows(done, seed, None, work.prices)[1:]
-    counted = dict(zip(engines, map(result_rows.without_clocked, rows), strict=True))
+    counted = dict(zip(engines, map(result_rows.without_clock_figures, rows), strict=True))
     chosen = max(counted, key=lambda pair: counted[pair]["counted_speedup"])
     live = Bench([plain, cells[chosen]], {chosen: engines[chosen]}, other, seed)
     live.warm()

@@ -82,7 +82,7 @@ class Bench:
         If `last` is true, this is the last repeat, and the drafter may remember the text.
         """
         request, follows = (
-            self.asked(request, cell.temperature),
+            self.at_temperature(request, cell.temperature),
             request.number >= QUESTION_STRIDE and self.recordings is None,
         )
         target = self.target if self.recordings is None else self.recordings.source(request)
@@ -125,7 +125,7 @@ class Bench:
         self.plains[cell] = (*request.prompt, *written.tokens[0][:-1]), cache
         return written
 
-    def asked(self, request: Request, temperature: float) -> Request:
+    def at_temperature(self, request: Request, temperature: float) -> Request:
         """Return a copy of the request with the given temperature and the run's seed."""
         chosen = Sampling(temperature=temperature, top_p=self.top_p, seed=self.seed)
         return replace(request, sampling=chosen)
@@ -173,12 +173,12 @@ class Bench:
             several, carried = correct_tokens(source, engine.drafter, texts, carried)
             for i, found in zip(numbers, several, strict=True):
                 reach[i] = found
-        sampled = self._along(engine.drafter, self.sampled(done), 1.0)
+        sampled = self._along(engine.drafter, self.sampled_texts(done), 1.0)
         places = [drive(source, engine.drafter, texts) for _, source, texts in sampled]
         overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
         return Quality(overlap, costs.ratio, tuple(reach))
 
-    def sampled(self, done: Sequence[Mapping[Cell, PromptResult]]) -> list[TokenText]:
+    def sampled_texts(self, done: Sequence[Mapping[Cell, PromptResult]]) -> list[TokenText]:
         """Return texts that the target samples at temperature 1.
 
         They come from the run if temperature 1 is part of it. Otherwise they are generated once.
@@ -188,7 +188,7 @@ class Bench:
         ) is not None:
             return self._texts(cell, done)
         if not self._written:
-            asked = [self.asked(r, 1.0) for r in self.requests[:SAMPLED_TEXTS]]
+            asked = [self.at_temperature(r, 1.0) for r in self.requests[:SAMPLED_TEXTS]]
             for at in range(0, len(asked), TEXTS_PER_BATCH):
                 several = asked[at : at + TEXTS_PER_BATCH]
                 self._written.extend(
@@ -217,7 +217,7 @@ class Bench:
             for i in long:
                 yield (
                     [i],
-                    self.recordings.recording(self.asked(self.requests[i], temperature)),
+                    self.recordings.recording(self.at_temperature(self.requests[i], temperature)),
                     [found[i]],
                 )
             return

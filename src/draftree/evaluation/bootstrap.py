@@ -107,7 +107,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
         np.array([*over, *under], np.float64),
     )
 
-    def fitted(taken: Floats) -> tuple[Floats, Floats]:
+    def log_ratio(taken: Floats) -> tuple[Floats, Floats]:
         """Return the logarithm of the ratio and its standard error, from C figures [C, …, P]."""
         means = np.maximum(taken.mean(-1), 1e-12)
         influence = np.tensordot(signs, taken / means[..., None], 1)
@@ -115,7 +115,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
         return np.tensordot(signs, np.log(means), 1), spread
 
     count = columns.shape[1]
-    (value, error), (values, errors) = fitted(columns), fitted(columns[:, chosen])
+    (value, error), (values, errors) = log_ratio(columns), log_ratio(columns[:, chosen])
     if count < MIN_PROMPTS or not errors.all():
         low, high = np.exp(bounds(values))
         beyond = min((values <= 0).sum(), (values >= 0).sum())
@@ -151,7 +151,9 @@ def holm(several: Sequence[Ratio]) -> list[Ratio]:
     return found
 
 
-def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed: int = 0) -> Ratio:
+def paired_ratio(
+    mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed: int = 0
+) -> Ratio:
     """Return the ratio of the seconds per token of two rows, for the same prompts.
 
     Below 1 the first row is faster.
@@ -203,7 +205,7 @@ def compare_to_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> 
 
     Args:
         result: a saved result.
-        by: the total to compare; see `paired`. For `counted_seconds` (seconds from a cost curve,
+        by: the total to compare; see `paired_ratio`. For `counted_seconds` (seconds from a cost curve,
             not from the clock), plain decoding uses the cost curve of the row's drafter.
     """
     pairs = []
@@ -242,10 +244,10 @@ def compare_pairs(
 
     Args:
         pairs: pairs of rows.
-        by: the total to compare; see `paired`.
+        by: the total to compare; see `paired_ratio`.
         result: the saved result, whose seed the bootstrap uses.
     """
     found = list(pairs)
     seed = result["provenance"].get("seed", 0)
-    ratios = holm([paired(mine, other, by, seed) for mine, other in found])
+    ratios = holm([paired_ratio(mine, other, by, seed) for mine, other in found])
     return [RowComparison(mine, other, r) for (mine, other), r in zip(found, ratios, strict=True)]

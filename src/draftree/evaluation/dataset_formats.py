@@ -83,7 +83,7 @@ def _turns(row: Row) -> list[str]:
     return list(row["turns"])
 
 
-def _told(row: Row) -> bool:
+def _has_turns(row: Row) -> bool:
     return bool(row["turns"]) and all(isinstance(t, str) and t for t in row["turns"])
 
 
@@ -98,7 +98,7 @@ def _deepspec(name: str) -> Format:
     A row contains the turns of a conversation. The name of the data set serves as category.
     """
     page = "https://github.com/deepseek-ai/DeepSpec/blob/main/deepspec/eval/base_evaluator.py"
-    return Format(page, {"turns": list}, _turns, _told, ("question_id",), lambda row: name)
+    return Format(page, {"turns": list}, _turns, _has_turns, ("question_id",), lambda row: name)
 
 
 SPIDER = (
@@ -113,7 +113,7 @@ DATASET_FORMATS: Mapping[str, Format] = {
         "https://github.com/lm-sys/FastChat/blob/main/fastchat/llm_judge/data/mt_bench/question.jsonl",
         _QUESTIONS,
         _turns,
-        lambda r: _told(r) and r["category"] in MT_BENCH,
+        lambda r: _has_turns(r) and r["category"] in MT_BENCH,
         (),
         lambda r: r["category"],
     ),
@@ -121,7 +121,7 @@ DATASET_FORMATS: Mapping[str, Format] = {
         "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl",
         _QUESTIONS,
         _turns,
-        lambda r: _told(r) and r["category"] in MT_BENCH + SPEC_BENCH,
+        lambda r: _has_turns(r) and r["category"] in MT_BENCH + SPEC_BENCH,
         (),
         _task,
     ),
@@ -136,7 +136,7 @@ DATASET_FORMATS: Mapping[str, Format] = {
             "multiturn": bool,
         },
         _turns,
-        _told,
+        _has_turns,
         (),
         lambda r: r["category"],
     ),

@@ -63,7 +63,7 @@ def correct_tokens(
             [r for r, t in enumerate(texts) if t.start + at < len(t.tokens) - 1], np.int64
         )
         behind = [texts[r].tokens[texts[r].start + at :] for r in live.tolist()]
-        tree, state = _followed(drafter, state, live, behind)
+        tree, state = _follow_correct_drafts(drafter, state, live, behind)
         for row in live.tolist():
             found[row].append(int(tree.depth[tree.of_row(row)].max()))
         verified = source.verify(cache, tree, drafter.needs, drafter.probes(state))
@@ -76,7 +76,7 @@ def correct_tokens(
     return [np.array(row, np.int64) for row in found], drafter.carry(state)
 
 
-def _followed(
+def _follow_correct_drafts(
     drafter: Drafter[Any], state: Any, live: Ints, behind: Sequence[Ints]
 ) -> tuple[Tree, Any]:
     """Return a tree with the tokens that the drafter proposes correctly, as one chain per sequence.

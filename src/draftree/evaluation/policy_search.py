@@ -17,7 +17,7 @@ from draftree.errors import UnknownName, UserError
 from draftree.evaluation import result_rows
 from draftree.evaluation.advice import MIN_PROMPTS, split_in_halves
 from draftree.evaluation.bench import Bench
-from draftree.evaluation.bootstrap import Ratio, ResultRow, paired
+from draftree.evaluation.bootstrap import Ratio, ResultRow, paired_ratio
 from draftree.evaluation.grid import Cell
 from draftree.evaluation.trace_store import Recordings, key, target_hashes
 from draftree.policies.base import Policy
@@ -120,7 +120,7 @@ class SearchResult:
         }
         return told | rows | {"beside_default": asdict(self.beside)}
 
-    def told(self) -> str:
+    def recommendation(self) -> str:
         """Return in words whether to use the best setting or to keep the default."""
         figure = f"{self.beside.value:.3f} × [{self.beside.low:.3f}, {self.beside.high:.3f}] the default's speed, counted"
         if self.policy == self.default:
@@ -159,7 +159,7 @@ class OptionSearch:
             (self.drafter, policy): replace(self.engine, policy=build("policy", policy), learned={})
         }
         work = Bench(cells, engines, requests, self.seed, recordings=self.recordings)
-        return result_rows.without_clocked(
+        return result_rows.without_clock_figures(
             result_rows.result_rows(
                 [work.prompt(i) for i in range(len(requests))], self.seed, None, work.prices
             )[1]
@@ -205,22 +205,23 @@ class OptionSearch:
 
         def value(trial: Any) -> float:
             of = spec(
-                name, base | {knob: _suggested(trial, knob, *how) for knob, how in tried.items()}
+                name,
+                base | {knob: _suggest_value(trial, knob, *how) for knob, how in tried.items()},
             )
             if of not in done:
                 done[of] = self.row(of, first)
             trial.set_user_attr("spec", of)
             return float(done[of]["counted_speedup"] or 0.0)
 
-        def finished() -> int:
+        def num_finished() -> int:
             return sum(bool(t.state.is_finished()) for t in study.trials)
 
         if not study.trials:
             study.enqueue_trial({knob: getattr(self.engine.policy, knob) for knob in tried})
-        tell(finished(), "", trials)
-        while finished() < trials:
+        tell(num_finished(), "", trials)
+        while num_finished() < trials:
             study.optimize(value, n_trials=1)
-            tell(finished(), f"best {study.best_value:.3f}", trials)
+            tell(num_finished(), f"best {study.best_value:.3f}", trials)
         done[self.policy] = default = self.row(self.policy, first)
         best = study.best_trial.user_attrs["spec"]
         if study.best_value <= float(default["counted_speedup"] or 0.0):
@@ -229,8 +230,8 @@ class OptionSearch:
             s: done.get(s) or self.row(s, first) for s in dict.fromkeys((best, self.policy))
         }
         judged = {s: self.row(s, other) for s in searched}
-        beside = paired(judged[best], judged[self.policy], seed=self.seed).inverse
-        return SearchResult(best, self.policy, searched, judged, beside, finished())
+        beside = paired_ratio(judged[best], judged[self.policy], seed=self.seed).inverse
+        return SearchResult(best, self.policy, searched, judged, beside, num_finished())
 
     def _study(self, requests: Sequence[Request], tried: Space, storage: Path | None) -> Any:
         """Open or create the Optuna study of this search.
@@ -270,7 +271,7 @@ class OptionSearch:
             )
 
 
-def _suggested(trial: Any, knob: str, kind: str, low: Any, high: Any) -> Any:
+def _suggest_value(trial: Any, knob: str, kind: str, low: Any, high: Any) -> Any:
     if kind == "choice":
         return trial.suggest_categorical(knob, low)
     return (

@@ -73,7 +73,7 @@ def assemble_result(
     )
     if simulated or work.recordings is not None:
         rows = list(
-            map(result_rows.without_clocked, rows)
+            map(result_rows.without_clock_figures, rows)
         )  # figures by this machine's clock are not compared with simulated ones
     reads = {
         d: asdict(count_draft_reads(work.target, e.drafter)) for (d, _), e in work.engines.items()

@@ -201,13 +201,14 @@ CLOCKED_FIGURES = (
 """Names of the figures that are measured by the clock."""
 
 
-def without_clocked(figures: Mapping[str, Any]) -> ResultRow:
+def without_clock_figures(figures: Mapping[str, Any]) -> ResultRow:
     """Return a copy of a row, without the figures that are measured by the clock.
 
     A replay cannot measure such figures, and on another machine they would be different.
     """
     inside = {
-        k: without_clocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()
+        k: without_clock_figures(v) if k in ("intervals", "per_prompt") else v
+        for k, v in figures.items()
     }
     return {k: v for k, v in inside.items() if k not in CLOCKED_FIGURES}
 

@@ -132,7 +132,7 @@ class Roofline(Part):
         ) / self.bandwidth
         return self.overhead + self.launch + reading + n * 2 * self.parameters / self.rate
 
-    def drafted(self, layers: float, heads: float, f: int) -> float:
+    def drafter_pass_seconds(self, layers: float, heads: float, f: int) -> float:
         """Return the seconds of a drafter's pass over f tokens.
 
         `layers` and `heads` are weights in units of a target layer and of the target's head.
@@ -152,17 +152,20 @@ class Roofline(Part):
     def steps(self, work: Drafting) -> dict[int, float]:
         """Return {f: sₐ(f)}, the seconds of a draft step over f frontier nodes."""
         return {
-            f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), MIN_STORED_SECONDS)
+            f: max(
+                self.drafter_pass_seconds(work.layers, work.heads, f) + work.seconds(f),
+                MIN_STORED_SECONDS,
+            )
             for f in DRAFT_WIDTHS
         }
 
     def commit(self, work: Drafting) -> float:
         """Return the seconds that a drafter needs to commit one token."""
-        return self.drafted(work.commit_layers, work.commit_heads, 1)
+        return self.drafter_pass_seconds(work.commit_layers, work.commit_heads, 1)
 
     def catch_up(self, work: Drafting) -> float:
         """Return the seconds of the work that a drafter's commit leaves to the next draft step."""
-        return self.drafted(work.later_layers, work.later_heads, 1)
+        return self.drafter_pass_seconds(work.later_layers, work.later_heads, 1)
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,7 @@ def count_draft_reads(
     have been learnt before.
     """
     layer, head = _sizes(target)
-    step, commit, later = _weights_read(target, drafter)
+    step, commit, later = _weight_reads(target, drafter)
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
     seconds = dict.fromkeys(DRAFT_WIDTHS, 0.0)
     for part in (part for part in parts if part.searches):
@@ -294,7 +297,7 @@ class _Reading(TorchFunctionMode):
         return made
 
 
-def _weights_read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
+def _weight_reads(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
     """Return the weights read by a draft step, by the commit of a root, and by postponed work.
 
     The draft step expands a child of the root. A drafter that proposes several depths in one step

@@ -40,7 +40,7 @@ class Ceilings:
     operations: float
 
     @classmethod
-    def measured(cls, decoder: Decoder) -> "Ceilings":
+    def measure(cls, decoder: Decoder) -> "Ceilings":
         """Measure the limits of the model's device: read a large tensor, and multiply matrices.
 
         The matrices have the model's dtype.
@@ -142,7 +142,7 @@ def profile_step(target: Target, stats: Stats) -> list[Part]:
         for each in ([w.fed for w in work], [w.context for w in work])
     )
     return part_figures(
-        stats, Ceilings.measured(target.decoder).floor(target.decoder, tokens, context)
+        stats, Ceilings.measure(target.decoder).floor(target.decoder, tokens, context)
     )
 
 

@@ -70,7 +70,7 @@ class ComparedDrafts:
     followed: Bools
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Return one object with the positions of several runs, in order."""
         return cls(
             *(np.concatenate([getattr(p, f) for p in parts]) for f in cls.__dataclass_fields__)
@@ -184,7 +184,7 @@ def replay(
     last, at = np.array([len(t.tokens) - 1 for t in texts]), np.array([t.start for t in texts])
     while (live := np.flatnonzero(at < last)).size:
         tokens = [texts[r].tokens[at[r] : min(at[r] + length, last[r]) + 1] for r in live.tolist()]
-        tree, asked, state = _chained(drafter, state, live, [t[:-1] for t in tokens], k)
+        tree, asked, state = _draft_along_chains(drafter, state, live, [t[:-1] for t in tokens], k)
         verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
         if not bool(torch.isfinite(verified.logits.max(-1).values).all()):
             raise NotANumber(
@@ -202,7 +202,7 @@ def replay(
         at[live] += kept
 
 
-def _chained(
+def _draft_along_chains(
     drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int
 ) -> tuple[Tree, list[tuple[Ints, Candidates]], Any]:
     """Return the known tokens as chains, and the drafter's k candidates after each node.
@@ -239,12 +239,16 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[TokenText]) -> 
         NotANumber: the target's logits are not finite.
     """
     blocks = replay(target, drafter, texts, 1, COMPARED_DEPTH)
-    return ComparedDrafts.joined(
-        [_compared(block, nodes, found) for block in blocks for nodes, found in block.asked]
+    return ComparedDrafts.concatenate(
+        [
+            _compare_candidates(block, nodes, found)
+            for block in blocks
+            for nodes, found in block.asked
+        ]
     )
 
 
-def _compared(block: ReplayStep, nodes: Ints, candidates: Candidates) -> ComparedDrafts:
+def _compare_candidates(block: ReplayStep, nodes: Ints, candidates: Candidates) -> ComparedDrafts:
     """Compare candidates with the target's choices after the nodes of one depth."""
     tree, logits = block.tree, block.logits[torch.from_numpy(nodes).to(block.logits.device)].float()
     p, choice = torch.softmax(logits, dim=-1), logits.argmax(-1)
@@ -302,7 +306,7 @@ def suite_answers(
     """
     encoded = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
     if texts := greedy_answers(
-        target, evenly_spread(prompts_that_fit(encoded, target, tokens), count), tokens
+        target, take_evenly(prompts_that_fit(encoded, target, tokens), count), tokens
     ):
         return texts
     raise UserError(
@@ -338,7 +342,7 @@ def greedy_answers(
     ]
 
 
-def evenly_spread(items: Sequence[T], count: int) -> list[T]:
+def take_evenly(items: Sequence[T], count: int) -> list[T]:
     """Return at most `count` items, at even distances in the sequence."""
     n = min(count, len(items))
     return [items[i * len(items) // n] for i in range(n)]
@@ -364,4 +368,4 @@ def read_texts(
             found.append(text)
     if not found:
         raise UserError(f"'{path}' holds no text of at least 4 tokens, or response of at least 2")
-    return evenly_spread(found, count)
+    return take_evenly(found, count)

@@ -101,7 +101,7 @@ class Recordings:
         return [
             r
             for r in requests
-            if (k := key(r)) not in self.texts or not self._names() <= self._recorded(k)
+            if (k := key(r)) not in self.texts or not self._names() <= self._stored_tensor_names(k)
         ]
 
     def record(self, requests: Sequence[Request], tell: Tell = ignore_progress) -> None:
@@ -119,7 +119,7 @@ class Recordings:
                 append(self.folder / "texts.jsonl", json.dumps([key(request), tokens]) + "\n")
             tell(at + len(some), "writing", 2 * len(requests))
         for i, request in enumerate(requests):
-            self._read(request)
+            self._record_text(request)
             tell(len(requests) + i + 1, "reading", 2 * len(requests))
 
     def recording(self, request: Request) -> Recording:
@@ -157,7 +157,7 @@ class Recordings:
         return self._newest[k]
 
     @torch.inference_mode()
-    def _read(self, request: Request) -> None:
+    def _record_text(self, request: Request) -> None:
         """Run one pass over a text, and save the tensors that drafters need."""
         file, text = self._file(key(request)), self._text(request)
         cache = self.target.new_cache(1, len(text.tokens))
@@ -185,7 +185,7 @@ class Recordings:
             f"{part}.{layer}" for layer in self.needs.kv for part in ("keys", "values")
         }
 
-    def _recorded(self, name: str) -> set[str]:
+    def _stored_tensor_names(self, name: str) -> set[str]:
         """Return the names of the tensors in a text's file; only the header of the file is read."""
         with suppress(OSError, ValueError), self._file(name).open("rb") as file:
             header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))

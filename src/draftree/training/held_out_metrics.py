@@ -16,7 +16,7 @@ from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Trainable
 from draftree.drafters.neural.losses import predicting_positions
 from draftree.evaluation.target_trace import TokenText
-from draftree.evaluation.teacher_forcing import evenly_spread
+from draftree.evaluation.teacher_forcing import take_evenly
 from draftree.evaluation.tree_acceptance import count_matches, expected_length
 from draftree.policies.base import Policy
 from draftree.training.distributed import Processes
@@ -168,7 +168,7 @@ def tree_length(
     drafter.model.eval()
     texts = [
         text
-        for i in evenly_spread(samples, TREE_TEXTS)
+        for i in take_evenly(samples, TREE_TEXTS)
         if (text := _first_learnt(teacher.samples[i])) is not None
     ]
     mine = texts[processes.rank :: processes.world]

@@ -29,7 +29,7 @@ from draftree.errors import UserError
 from draftree.evaluation import teacher_forcing
 from draftree.evaluation.result_rows import save
 from draftree.evaluation.target_trace import TokenText
-from draftree.evaluation.teacher_forcing import ReplayStep, evenly_spread, greedy_answers, replay
+from draftree.evaluation.teacher_forcing import ReplayStep, greedy_answers, replay, take_evenly
 from draftree.measure_costs import reliable_costs
 from draftree.target.target import Target
 from draftree.training.base import Fitted, items
@@ -304,7 +304,7 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
     room = target.decoder.context - settings.tokens
     found = [
         ids
-        for row, where in evenly_spread(read, settings.prompts)
+        for row, where in take_evenly(read, settings.prompts)
         if 0 < len(ids := _prompt(row, where, target)) <= room
     ]
     if not found:
@@ -425,7 +425,7 @@ class StaticTreeSearch(Tuning):
                 for path in data
                 for text in teacher_forcing.read_texts(target, path, count, tokens)
             )
-            return sorted(evenly_spread(texts, count), key=lambda text: len(text.tokens))
+            return sorted(take_evenly(texts, count), key=lambda text: len(text.tokens))
         prompts = prompts_of(data, target, self.settings)
         for i in range(0, len(prompts), BATCH):
             tell(i, "answering", len(prompts))
