@@ -411,7 +411,7 @@ def write_target(
     folder: Path, source: Path, widening: Widening, tell: Callable[[int], None] = lambda _: None
 ) -> int:
     """Writes a target layer by layer, and returns how many parameters it has."""
-    config, tensors = Checkpoint.at(source).config, Checkpoint.at(source).loaded().tensors
+    config, tensors = Checkpoint.at(source).config, Checkpoint.at(source).load_tensors().tensors
     if config.get("tie_word_embeddings", False):
         tensors.pop("lm_head.weight", None)  # some files hold a copy
     if widening.padded_vocab:
@@ -441,7 +441,7 @@ def write_drafter(folder: Path, source: Path, widening: Widening, target: Path) 
     Raises:
         UserError: its layer is not of the target's shape.
     """
-    stored = Checkpoint.at(source).loaded()
+    stored = Checkpoint.at(source).load_tensors()
     own = replace(Shape.of(stored.config), num_hidden_layers=widening.small.num_hidden_layers)
     if own != widening.small:
         raise UserError(

@@ -34,8 +34,15 @@ from draftree.drafters._from_objects import LoadedModel, OpenDrafter
 from draftree.drafters.base import Drafter, Method
 from draftree.drafting.states import carry_state
 from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, format_value
-from draftree.formats.known_checkpoints import find_published, published_for
-from draftree.hf.generate import Hook, check_types, generate, is_text, taken_text, takes_hook_calls
+from draftree.formats.known_checkpoints import find_published, published_drafters_for
+from draftree.hf.generate import (
+    Hook,
+    check_types,
+    generate,
+    is_text,
+    pop_prompt_text,
+    takes_hook_calls,
+)
 from draftree.loop import Components, State, decode
 from draftree.metrics import Stats
 from draftree.models.kv_cache import SlotCache
@@ -703,7 +710,7 @@ class Engine(Hinting, metaclass=_Loads):
                 seed=seed, streamer=streamer, tokenizer=tokenizer, **inputs, **options
             )
         if inputs is None:
-            inputs = taken_text(options)
+            inputs = pop_prompt_text(options)
         if is_text(inputs):
             named = {"seed": seed, "streamer": streamer, "tokenizer": tokenizer}
             return self.complete(
@@ -1160,7 +1167,7 @@ def usual_drafter(target: str) -> tuple[str, str]:
         return usual[0], ""
     untrained = f"'{UNTRAINED_PARTS[0]}' drafts, which needs no training"
     told = f"no drafter is named and none is shipped for target '{target}': {untrained}"
-    if there := published_for(target):
+    if there := published_drafters_for(target):
         return (
             UNTRAINED_PARTS[0],
             f"{told}; drafter '{PUBLISHED}' downloads {there[0].drafter}, which is trained for it and faster",

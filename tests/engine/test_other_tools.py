@@ -403,7 +403,7 @@ def test_another_models_engine_is_no_hook(names: dict[str, Any]) -> None:
 
 
 def test_one_model_is_kept_between_calls_by_its_name() -> None:
-    assert other_tools._kept("demo") is other_tools._kept("demo")
+    assert other_tools._cached_engine("demo") is other_tools._cached_engine("demo")
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,23 @@ from collections.abc import Callable
 import pytest
 
 from draftree.engine import usual_drafter
-from draftree.formats.known_checkpoints import published, published_for
+from draftree.formats.known_checkpoints import published_drafters, published_drafters_for
 from draftree.registry import names
 from draftree.target.target_names import shipped, shipped_folder
 
 
 def test_each_has_a_method_and_a_source() -> None:
-    assert {entry.method for entry in published()} <= set(names("drafter"))
+    assert {entry.method for entry in published_drafters()} <= set(names("drafter"))
     assert all(
         entry.drafter.count("/") == entry.target.count("/") == 1 and entry.source
-        for entry in published()
+        for entry in published_drafters()
     )
-    assert len({entry.drafter for entry in published()}) == len(published())
+    assert len({entry.drafter for entry in published_drafters()}) == len(published_drafters())
 
 
 @pytest.mark.parametrize("target", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "models/Qwen3-8B/"])
 def test_a_target_is_known_by_its_name(target: str) -> None:
-    found = published_for(target)
+    found = published_drafters_for(target)
     assert {entry.method for entry in found} == {"dflash", "dspark", "jetspec", "eagle3"}
     assert found[0].drafter in usual_drafter(target)[1]
     assert usual_drafter(target)[0] == "suffix"
@@ -33,7 +33,7 @@ def test_the_command_lists_them(draftree: Callable[..., tuple[int, str, str]]) -
     found = json.loads(out)
     assert (status, found["shipped"]) == (0, [])
     assert [entry["drafter"] for entry in found["published"]] == [
-        e.drafter for e in published_for("Qwen/Qwen3-4B")
+        e.drafter for e in published_drafters_for("Qwen/Qwen3-4B")
     ]
     assert "EAGLE-Vicuna" in draftree("drafters", "--json")[1]
     status, out, err = draftree("drafters", "--for", "nobody/knows")
@@ -50,7 +50,7 @@ def test_shipped_drafters_have_folders() -> None:
 
 def test_the_heads_of_the_papers_are_known() -> None:
     """Those of EAGLE-2's tables, its baselines, and the later heads of the same authors."""
-    known = {p.drafter for p in published()}
+    known = {p.drafter for p in published_drafters()}
     sizes = ("7b", "13b", "33b")
     assert {f"FasterDecoding/medusa-vicuna-{size}-v1.3" for size in sizes} <= known
     assert {f"ankner/hydra-vicuna-{size}-v1.3" for size in sizes} <= known

@@ -101,14 +101,17 @@ def list_drafters(
         check_name(target)
     from draftree.cli import terminal
     from draftree.cli.console import remark
-    from draftree.formats.known_checkpoints import published, published_for
+    from draftree.formats.known_checkpoints import published_drafters, published_drafters_for
     from draftree.target.target_names import shipped
 
     own = [
         {"target": name, "drafter": method, "source": "draftree"}
         for name, method in shipped(target)
     ]
-    others = [asdict(entry) for entry in (published() if target is None else published_for(target))]
+    others = [
+        asdict(entry)
+        for entry in (published_drafters() if target is None else published_drafters_for(target))
+    ]
     if as_json:
         return emit({"shipped": own, "published": others})
     if not own and not others:

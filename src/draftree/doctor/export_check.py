@@ -66,7 +66,9 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
     faults, tensors = list[str](), dict[str, Tensor]()
     try:
         with as_user_error(f"'{folder}' is not what its config says"):
-            tensors = (medusa.load_heads(stored) if method == "medusa" else stored.loaded()).tensors
+            tensors = (
+                medusa.load_heads(stored) if method == "medusa" else stored.load_tensors()
+            ).tensors
             if (
                 form != "speculators"
                 or (method in speculators.VERSIONS and method != "peagle")

@@ -161,7 +161,7 @@ class GLIDE(TrainableMethod):
     @override
     def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
         config_entries.FLAT_GLIDE.check_layer(stored.config, stored.folder, "glide")
-        knobs, stored = self._of(stored), stored.loaded()
+        knobs, stored = self._of(stored), stored.load_tensors()
         stored.check_sizes(
             "glide", stored.config, {"vocab_size": target.decoder.vocab} | _target_entries(target)
         )

@@ -111,7 +111,7 @@ class Hydra(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "HydraDrafter":
-        stored = stored.loaded(self.files)
+        stored = stored.load_tensors(self.files)
         config_entries.HYDRA.check(stored.config, stored.folder, "hydra")
         found = replace(self, **infer_options(stored.tensors, stored.folder))
         first, last = (

@@ -128,7 +128,7 @@ class MTP(TrainableMethod):
             for k in tensor_names(stored.folder, WEIGHT_FILES)
             if k.startswith(("mtp.", "model.mtp.")) and _layer(k) < count
         }
-        stored = stored.loaded(
+        stored = stored.load_tensors(
             wanted=lambda key: key.startswith(begins) or key in of_layers or key == "head.d2t"
         )
         stored.check_sizes("mtp", stored.config.get("text_config") or stored.config, sizes(target))

@@ -106,7 +106,7 @@ class PEAGLE(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "PEAGLEDrafter":
-        stored = stored.loaded()
+        stored = stored.load_tensors()
         config, where = stored.config, stored.folder / CONFIG
         said = Entries(config, where)
         values = speculators.layer_of(config, PARALLEL, stored.folder)

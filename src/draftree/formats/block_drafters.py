@@ -123,7 +123,7 @@ def load_checkpoint(stored: Checkpoint) -> tuple[Checkpoint, BlockDrafterConfig]
     Raises:
         UserError: the checkpoint is DFlash 2, or an entry is missing or invalid.
     """
-    stored = stored.loaded()
+    stored = stored.load_tensors()
     config, where = stored.config, stored.folder
     second = any(mark in key for key in stored.tensors for mark in DFLASH2_MARKS)
     if second or "DFlash2DraftModel" in (config.get("architectures") or ()):
@@ -164,7 +164,7 @@ def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
     native = NATIVE_NAMES if config.get("model_type") == NATIVE else {}
     early = any(key.startswith(EARLY_HEAD_PREFIX) for key in keys)
 
-    def named(key: str) -> str:
+    def translate(key: str) -> str:
         for ours, theirs in native.items():
             if key.startswith(ours):
                 return theirs + key.removeprefix(ours)
@@ -174,7 +174,7 @@ def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
             else name(key)
         )
 
-    return named
+    return translate
 
 
 def _layout(config: dict[str, Any], stored: Checkpoint) -> BlockDrafterConfig:

@@ -193,7 +193,7 @@ class Checkpoint:
                     f"'{method}' in '{self.folder}' has {key} {found.get(key)}, allowed is the target's: {size}"
                 )
 
-    def loaded(
+    def load_tensors(
         self, files: tuple[str, ...] = WEIGHT_FILES, wanted: Callable[[str], bool] = lambda _: True
     ) -> Self:
         """Return the checkpoint with its tensors; pickled files are read only as weights.

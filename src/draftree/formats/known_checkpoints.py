@@ -30,7 +30,7 @@ class PublishedDrafter:
 
 
 @cache
-def published() -> tuple[PublishedDrafter, ...]:
+def published_drafters() -> tuple[PublishedDrafter, ...]:
     """Return all known published drafters."""
     return tuple(
         PublishedDrafter(**entry) for entry in json.loads(CHECKPOINTS_FILE.read_text("utf-8"))
@@ -43,7 +43,7 @@ def find_published(target: str) -> str:
     Raises:
         UserError: no published drafter is known for the target.
     """
-    if not (known := published_for(target)):
+    if not (known := published_drafters_for(target)):
         told = "`draftree drafters` lists those that are; 'suffix' and 'pld' need no training"
         raise UserError(
             f"drafter is 'published', but none is known for target {format_value(target)}: {told}"
@@ -51,7 +51,9 @@ def find_published(target: str) -> str:
     return known[0].drafter
 
 
-def published_for(target: str) -> tuple[PublishedDrafter, ...]:
+def published_drafters_for(target: str) -> tuple[PublishedDrafter, ...]:
     """Return the published drafters for a target: a hub id, or a folder of the same name."""
     name = target.rstrip("/").rpartition("/")[2].lower()
-    return tuple(entry for entry in published() if entry.target.rpartition("/")[2].lower() == name)
+    return tuple(
+        entry for entry in published_drafters() if entry.target.rpartition("/")[2].lower() == name
+    )

@@ -37,12 +37,12 @@ def load_heads(stored: Checkpoint) -> Checkpoint:
         UserError: the folder has no file with tensors.
     """
     if any((stored.folder / name).is_file() for name in HEADS_FILES):
-        return stored.loaded(HEADS_FILES)
-    merged = stored.loaded(MERGED_MODEL_FILES, lambda key: key.startswith(HEADS_PREFIX))
+        return stored.load_tensors(HEADS_FILES)
+    merged = stored.load_tensors(MERGED_MODEL_FILES, lambda key: key.startswith(HEADS_PREFIX))
     if merged.tensors:
         alone = {k.removeprefix(HEADS_PREFIX): v for k, v in merged.tensors.items()}
         return replace(stored, config={}, file=HEADS_FILE, tensors=alone)
-    return stored.loaded(MERGED_MODEL_FILES)
+    return stored.load_tensors(MERGED_MODEL_FILES)
 
 
 def count_heads(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:

@@ -66,19 +66,19 @@ DEPTHS_ENTRY = "num_depths"
 """The entry of a flat P-EAGLE config for the number of tokens that a pass drafts."""
 
 
-def published(config: Mapping[str, Any]) -> Callable[[str], str]:
+def checkpoint_name_map(config: Mapping[str, Any]) -> Callable[[str], str]:
     """Return a function from original tensor names to names in a checkpoint with this config."""
     prefixes = PREFIXES.get(str(config.get(KIND)), {})
-    return lambda key: _renamed(key, prefixes)
+    return lambda key: _replace_prefix(key, prefixes)
 
 
 def original(config: Mapping[str, Any]) -> Callable[[str], str]:
     """Return a function from tensor names in a checkpoint with this config to original names."""
     prefixes = {here: there for there, here in PREFIXES.get(str(config.get(KIND)), {}).items()}
-    return lambda key: _renamed(key, prefixes)
+    return lambda key: _replace_prefix(key, prefixes)
 
 
-def _renamed(key: str, prefixes: Mapping[str, str]) -> str:
+def _replace_prefix(key: str, prefixes: Mapping[str, str]) -> str:
     for old, new in prefixes.items():
         if key.startswith(old):
             return new + key.removeprefix(old)
@@ -94,7 +94,7 @@ def load_checkpoint(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[s
         UserError: the checkpoint cannot be read, belongs to another method, or has an unsupported
             network; the message names the flag.
     """
-    stored = replace(stored.loaded(), name=published(stored.config))
+    stored = replace(stored.load_tensors(), name=checkpoint_name_map(stored.config))
     config, where = deepcopy(stored.config), stored.folder
     said = Entries(config, where / CONFIG)
     for name, hint in TYPES.items():

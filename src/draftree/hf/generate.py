@@ -246,7 +246,7 @@ def generate(
     check_types(None, tokenizer)
     if inputs is not None:
         check_ids(inputs)
-    options = translated_names(model, options)
+    options = rename_options(model, options)
     for name in ("max_new_tokens", "min_new_tokens", "max_length", "num_return_sequences"):
         if not (
             options.get(name) is None or is_whole(options[name], 1 - (name == "min_new_tokens"))
@@ -294,7 +294,7 @@ def is_text(inputs: Any) -> bool:
     )
 
 
-def taken_text(options: dict[str, Any]) -> Any:
+def pop_prompt_text(options: dict[str, Any]) -> Any:
     """Remove the prompt from the options, under any of its names, and return it.
 
     Return None if the prompt consists of ids.
@@ -307,7 +307,7 @@ def taken_text(options: dict[str, Any]) -> Any:
     return None
 
 
-def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
+def rename_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
     """Rename options of other tools and of `Engine.complete` to transformers' names.
 
     Raises:

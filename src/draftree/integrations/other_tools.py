@@ -104,11 +104,11 @@ def _engine_of(given: Sequence[Any], named: dict[str, Any]) -> tuple[Engine, lis
         return first, others
     if isinstance(first, PreTrainedModel):
         return get_engine(first, None, None, None, None), others
-    return _kept(first) if isinstance(first, str | Path) else load(target=first), others
+    return _cached_engine(first) if isinstance(first, str | Path) else load(target=first), others
 
 
 @lru_cache(maxsize=1)
-def _kept(model: str | Path) -> Engine:
+def _cached_engine(model: str | Path) -> Engine:
     """Load the engine for a model's name.
 
     The engine of the last name is kept for further calls, as ollama keeps its model.

@@ -362,7 +362,7 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
     )
     verifier = {"name_or_path": public_name(name), "architectures": list(architectures)}
     nested = speculators.to_speculators(config, method, verifier)
-    rename = speculators.published(nested)
+    rename = speculators.checkpoint_name_map(nested)
     return nested, {
         rename(k): v for k, v in tensors.items() if k not in speculators.OMITTED_TENSORS[method]
     }
@@ -408,7 +408,7 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
     This layout contains an embedding: the drafter's own, or a copy of the target's. So the target
     is loaded.
     """
-    stored = stored.loaded()
+    stored = stored.load_tensors()
     config, said = stored.config, speculators.describe_verifier(stored.config)
     name = target or (said[0] if said else str(stored.about.get("target", "demo")))
     loaded = Target.load(name)

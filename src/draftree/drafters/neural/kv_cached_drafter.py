@@ -188,7 +188,7 @@ def load_model(
     if not has_own(stored):
         with as_user_error(f"cannot load drafter '{folder}'"):
             config = AutoConfig.from_pretrained(folder)
-            return stored.loaded().network(
+            return stored.load_tensors().network(
                 lambda: make_borrowing_model(config, target, draft_vocab)
             )
     level = logging.get_verbosity()

@@ -188,7 +188,7 @@ class Chains:
         if last is None:
             return slots
         verdicts = {
-            slot: _judged(last.tree, slot, row)
+            slot: _accepted_nodes(last.tree, slot, row)
             for row, slot in zip(rows, slots, strict=True)
             if slot is not None
         }
@@ -252,7 +252,7 @@ class Chains:
         """Start new requests in free slots, and return the slot of each request."""
         live = [slot for slot in slots if slot is not None]
         placed = (
-            self._resized(slots, len(rows))
+            self._resize(slots, len(rows))
             if len(rows) > len(self.slots.texts) or self._wasteful(rows)
             else list(slots)
         )
@@ -263,7 +263,7 @@ class Chains:
         found = cast(list[int], placed)
         if begun:
             self.figures.requests += len(rows) - len(live)
-            committed, roots = self._committed(rows, found)
+            committed, roots = self._committed_tokens(rows, found)
             which = np.array([found[i] for i in begun], np.int64)
             self._state = self.drafter.start(committed, roots, NO_TAPS, self._state, which)
         return found
@@ -271,7 +271,7 @@ class Chains:
     def _wasteful(self, rows: Sequence[RequestStep]) -> bool:
         return bool(rows) and len(self.slots.texts) > MAX_SPARE_RATIO * len(rows)
 
-    def _resized(self, slots: Sequence[int | None], wanted: int) -> list[int | None]:
+    def _resize(self, slots: Sequence[int | None], wanted: int) -> list[int | None]:
         """Move the continuing requests into new storage, and return the new slot of each request.
 
         Args:
@@ -287,7 +287,7 @@ class Chains:
         place = {slot: i for i, slot in enumerate(kept)}
         return [None if slot is None else place[slot] for slot in slots]
 
-    def _committed(
+    def _committed_tokens(
         self, rows: Sequence[RequestStep], slots: Sequence[int]
     ) -> tuple[list[Ints], Ints]:
         """Return the committed tokens of each slot, empty for free ones, and [S] the roots."""
@@ -325,7 +325,7 @@ class Chains:
         return [by_slot[slot] for slot in slots]
 
 
-def _judged(tree: Tree, slot: int, row: RequestStep) -> tuple[list[int], int] | None:
+def _accepted_nodes(tree: Tree, slot: int, row: RequestStep) -> tuple[list[int], int] | None:
     """Return the numbers of the accepted nodes in a slot's chain, and the token after them.
 
     Return None if the text does not continue with tokens of the chain and one more token.
