@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.kernels.entropy import entropies
-from draftree.kernels.node_table import NodeTable, kept, paths, shallow
+from draftree.kernels.node_table import NodeTable, keep_nodes, paths, shallow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -409,7 +409,7 @@ class Tree:
 
         `keep` must include every root and the parent of every kept node.
         """
-        nodes, connected = kept(self.nodes, keep)
+        nodes, connected = keep_nodes(self.nodes, keep)
         assert connected, "a kept node lost its parent"
         return Tree(nodes, self.draw, self.q, self.whole or self, self.notes)
 

@@ -22,7 +22,7 @@ from draftree.drafters.neural import kv_cached_drafter
 from draftree.drafters.neural.transformer_step_state import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber, UserError
-from draftree.kernels.tree_verification import packed
+from draftree.kernels.tree_verification import pack_trees
 from draftree.loop import Components, decode
 from draftree.models.causal_lm import Decoder
 from draftree.models.kv_cache import SlotCache
@@ -372,7 +372,7 @@ def test_the_table_model_notices_a_wrong_mask_position_or_slot(
     )
     seen_by_all = np.tri(3, dtype=np.bool_).ravel()
     monkeypatch.setattr(
-        models_target, "packed", lambda *columns: (*packed(*columns)[:-1], seen_by_all)
+        models_target, "pack_trees", lambda *columns: (*pack_trees(*columns)[:-1], seen_by_all)
     )
     spoilt = logits()
     assert spoilt[2].isnan().all(), "node 2 sees its sibling"

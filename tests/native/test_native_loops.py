@@ -440,11 +440,11 @@ def test_columns_of_another_type_are_refused_and_with_other_strides_are_read() -
     nodes = tree(r)
     keep = np.ones(len(nodes.parents), np.bool_)
     strided = NodeTable._make(np.repeat(column, 2)[::2] for column in nodes)
-    assert same(node_table.kept(strided, keep), (nodes, True))
-    assert isinstance(node_table.kept(nodes, keep)[0], NodeTable)
+    assert same(node_table.keep_nodes(strided, keep), (nodes, True))
+    assert isinstance(node_table.keep_nodes(nodes, keep)[0], NodeTable)
     with pytest.raises(TypeError):
-        node_table.kept(nodes._replace(score=nodes.tokens), keep)
+        node_table.keep_nodes(nodes._replace(score=nodes.tokens), keep)
     with pytest.raises(TypeError):
-        node_table.kept(tuple(nodes)[:-1], keep)  # type: ignore[arg-type]
+        node_table.keep_nodes(tuple(nodes)[:-1], keep)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        tree_growth.selected(nodes.score, PassPrice((nodes.tokens, nodes.score), 1, 1.0, 1.0))
+        tree_growth.select_nodes(nodes.score, PassPrice((nodes.tokens, nodes.score), 1, 1.0, 1.0))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from draftree.kernels.topk import likeliest
-from draftree.kernels.tree_layout import laid, unfed
+from draftree.kernels.tree_layout import draft_pass_layout, unfed_nodes
 from draftree.tree import Candidates, DraftVocab, Tree
 
 
@@ -26,7 +26,7 @@ def test_nodes_that_were_not_fed_are_found(seed: int) -> None:
     tree, draw = grown(seed), np.random.default_rng(seed)
     fed = np.flatnonzero(tree.ancestors[draw.integers(len(tree))])
     frontier = draw.permutation(len(tree))[:3]
-    new, places = unfed(tree.parents, frontier, fed)
+    new, places = unfed_nodes(tree.parents, frontier, fed)
     wanted = tree.ancestors[frontier].any(axis=0) & ~np.isin(np.arange(len(tree)), fed)
     assert new.tolist() == np.flatnonzero(wanted).tolist()
     assert [places[node] for node in fed] == list(range(len(fed)))
@@ -41,7 +41,7 @@ def test_a_node_sees_pending_tokens_and_its_path(seed: int, first: bool) -> None
     base = 10
     before = np.zeros(0, np.int64) if first else np.array([0, 1])
     nodes = np.array([0]) if first else np.array([2, 5, 9])
-    ids, positions, seen, scratch = laid(
+    ids, positions, seen, scratch = draft_pass_layout(
         pending, before, nodes, base, tree.tokens, tree.depth, tree.parents
     )
     waiting, places = (2 if first else 0), np.concatenate((before, nodes))

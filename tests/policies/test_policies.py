@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import leading, ranked
+from draftree.kernels.tree_growth import leading, rank_scores
 from draftree.policies.base import Layered, append, best, fit, log, top
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
@@ -33,7 +33,7 @@ def test_the_best_of_each_row_are_its_first_by_falling_score(
         np.array([s for _, s in nodes], np.float64),
     )
     wanted = sorted(range(len(nodes)), key=lambda i: (rows[i], -score[i]))
-    order, place = ranked(rows, score)
+    order, place = rank_scores(rows, score)
     assert order.tolist() == wanted
     assert place.tolist() == [
         sum(rows[j] == rows[i] for j in wanted[:at]) for at, i in enumerate(wanted)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.kernels.tree_verification import followed
+from draftree.kernels.tree_verification import follow_choices
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.keyed_noise import RandomSource
 from draftree.tree import AcceptResult, Draw, Ints, Tree
@@ -84,7 +84,7 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> AcceptResult:
 
 def follow(tree: Tree, chosen: Ints) -> AcceptResult:
     """Return the result of `walk`, given the target's token [N] after every node."""
-    nodes, ends, bonus = followed(tree.parents, tree.tokens, chosen)
+    nodes, ends, bonus = follow_choices(tree.parents, tree.tokens, chosen)
     paths, start = [], 1  # after the first root
     for end in ends.tolist():
         paths.append(nodes[start:end])

@@ -17,7 +17,7 @@ import numpy as np
 
 from draftree.drafters.base import Drafter, Method, replace_slots, select_slots
 from draftree.errors import UserError
-from draftree.kernels.merge_candidates import judged, judgements, merge
+from draftree.kernels.merge_candidates import estimate_acceptance, judgements, merge
 from draftree.models.kv_cache import SlotCache
 from draftree.online_logistic import Logistic
 from draftree.sampling.draft_sampling import Drawing
@@ -409,7 +409,7 @@ def _find(
     log_q = NO_GUIDE_LOG_Q if guide is None else guide.log_of(found.tokens)
     recent = np.array([t.recent for t in trust])
     weights = np.array([t.alone.weights if guide is None else t.beside.weights for t in trust])
-    x, value, theirs, place = judged(
+    x, value, theirs, place = estimate_acceptance(
         np.ascontiguousarray(found.log_q),
         log_q,
         recent,

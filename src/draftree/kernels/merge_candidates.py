@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from draftree.kernels.scalar_log_exp import exp, log
-from draftree.native import Array, native
+from draftree.native import Array, native, native_as
 
 
 @native
@@ -18,8 +18,8 @@ def odds(log_q: float, certain: float) -> float:
     return log(q) - log(1 - q)
 
 
-@native
-def judged(
+@native_as("judged")
+def estimate_acceptance(
     log_q: Array, guide: Array, recent: Array, weights: Array, neutral: float, certain: float
 ) -> tuple[Array, Array, Array, Array]:
     """Return features of retrieval hits [F, K], and their estimated probabilities of acceptance.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.native import Array, native
+from draftree.native import Array, native, native_as
 
 
 class NodeTable(NamedTuple):
@@ -45,8 +45,8 @@ class NodeTable(NamedTuple):
     q_row: Array
 
 
-@native
-def kept(nodes: NodeTable, keep: Array) -> tuple[NodeTable, bool]:
+@native_as("kept")
+def keep_nodes(nodes: NodeTable, keep: Array) -> tuple[NodeTable, bool]:
     """Remove nodes from a tree; return the others, and whether every node kept its parent.
 
     Roots must be kept.

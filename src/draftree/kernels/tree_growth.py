@@ -10,7 +10,7 @@ import numpy as np
 
 from draftree.kernels.node_table import NodeTable
 from draftree.kernels.scalar_log_exp import exp, log, round_to_unit
-from draftree.native import Array, native
+from draftree.native import Array, native, native_as
 
 Curve = tuple[Array, Array]
 """A piecewise linear curve: [W] points in ascending order, and [W] the values there."""
@@ -215,8 +215,8 @@ def falling(score: Array) -> Array:
     return order
 
 
-@native
-def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
+@native_as("ranked")
+def rank_scores(rows: Array, score: Array) -> tuple[Array, Array]:
     """Return the order by sequence and falling score, and each entry's rank in its sequence.
 
     Ranks are given in that order. Of equal scores the first comes first.
@@ -253,7 +253,7 @@ def leading(rows: Array, score: Array, k: int) -> Array:
         k: the number of scores of each sequence.
     """
     if len(score) <= PARTIAL_SORT_FACTOR * k:
-        order, place = ranked(rows, score)
+        order, place = rank_scores(rows, score)
         return order[place < k]
     low, high = rows.min(), rows.max()
     best, count = np.empty((high - low + 1, k), np.int64), np.zeros(high - low + 1, np.int64)
@@ -291,8 +291,8 @@ def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array
     return keep.reshape(score.shape)
 
 
-@native
-def appended(
+@native_as("appended")
+def append_nodes(
     nodes: NodeTable,
     frontier: Array,
     candidates: CandidateTable,
@@ -493,8 +493,8 @@ def worth_verifying(score: Array, price: PassPrice, ahead: int) -> Scan:
     return order, best, rate * further, exp(score[order[best - 1]]) if best else np.inf
 
 
-@native
-def selected(score: Array, price: PassPrice) -> Array:
+@native_as("selected")
+def select_nodes(score: Array, price: PassPrice) -> Array:
     """Return [R + N] True at the roots and at the nodes that are worth their verification.
 
     A child's value must not exceed its parent's.

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from draftree.native import Array, native
+from draftree.native import Array, native, native_as
 
 
-@native
-def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
+@native_as("unfed")
+def unfed_nodes(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
     """Return the nodes on the paths to a frontier that were not fed yet.
 
     Args:
@@ -35,8 +35,8 @@ def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
     return np.flatnonzero(wanted), places
 
 
-@native
-def laid(
+@native_as("laid")
+def draft_pass_layout(
     pending: Array,
     before: Array,
     nodes: Array,

@@ -6,11 +6,11 @@ slots.
 
 import numpy as np
 
-from draftree.native import Array, native
+from draftree.native import Array, native, native_as
 
 
-@native
-def packed(
+@native_as("packed")
+def pack_trees(
     row: Array, tokens: Array, depth: Array, parents: Array, lengths: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return the inputs of a pass over draft trees, sequence by sequence.
@@ -47,8 +47,8 @@ def packed(
     return place, tokens[order], (lengths[row] + depth)[order], counts, flat
 
 
-@native
-def followed(parents: Array, tokens: Array, chosen: Array) -> tuple[Array, Array, Array]:
+@native_as("followed")
+def follow_choices(parents: Array, tokens: Array, chosen: Array) -> tuple[Array, Array, Array]:
     """Follow the chosen tokens from each root through its tree.
 
     Args:

@@ -111,7 +111,7 @@ class ForwardBatch:
             counts: [R] the number of nodes of each tree.
             starts: [R] the slot of each tree's root.
             seen: the visibility matrices [n_r, n_r] of all trees, flattened one after another; see
-                `kernels.tree_verification.packed`.
+                `kernels.tree_verification.pack_trees`.
             device: the device of the token ids.
         """
         visible = list[Bools]()

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import ranked
+from draftree.kernels.tree_growth import rank_scores
 from draftree.policies.base import Expand, Policy, append
 from draftree.tree import Bools, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
@@ -46,7 +46,7 @@ class AccumLogP(Policy):
         expanded, parents = np.zeros(len(tree), np.bool_), np.full(rows, -(-nodes // self.width))
         while True:
             able = room.expandable(tree, np.arange(len(tree)), self.depth)
-            order, place = ranked(tree.row[able], tree.score[able])
+            order, place = rank_scores(tree.row[able], tree.score[able])
             popped = able[order[place < parents[tree.row[able[order]]]]]
             frontier = np.sort(popped[~expanded[popped]])
             if frontier.size:
@@ -72,7 +72,7 @@ def _families(tree: Tree, popped: Ints, nodes: int) -> Bools:
     turn[popped] = np.arange(len(popped))
     children = np.arange(tree.roots, len(tree))
     children = children[turn[tree.parents[children]] < len(tree)]
-    order, place = ranked(tree.row[children], -turn[tree.parents[children]].astype(np.float64))
+    order, place = rank_scores(tree.row[children], -turn[tree.parents[children]].astype(np.float64))
     keep = np.arange(len(tree)) < tree.roots
     keep[children[order[place < nodes]]] = True
     return keep

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import ranked
+from draftree.kernels.tree_growth import rank_scores
 from draftree.policies.base import Expand, Policy, append, fit, path_log_q, top
 from draftree.tree import Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
@@ -54,7 +54,7 @@ class AdaServe(Policy):
             tree = append(tree, frontier, candidates, top(tree, frontier, score, self.width), score)
             frontier = np.arange(before, len(tree))
         tree = fit(tree, room.nodes)
-        order, place = ranked(tree.row[tree.roots :], tree.score[tree.roots :])
+        order, place = rank_scores(tree.row[tree.roots :], tree.score[tree.roots :])
         value = np.exp(tree.score[tree.roots :][order])
         first = place == 0
         ahead = (

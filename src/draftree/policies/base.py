@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import CandidateTable, appended, leading, leading_of_layer
+from draftree.kernels.tree_growth import CandidateTable, append_nodes, leading, leading_of_layer
 from draftree.metrics import Work
 from draftree.policies._device_growth import DeviceGrowth, Outlook
 from draftree.tree import (
@@ -238,7 +238,7 @@ def append(
     """
     q, first = tree.q_after(candidates)
     sources = SAME_SOURCE if candidates.sources is None else candidates.sources
-    nodes = appended(
+    nodes = append_nodes(
         tree.nodes,
         frontier,
         CandidateTable(candidates.tokens, candidates.log_q, sources, candidates.source),

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from draftree.costs.curves import Costs
 from draftree.errors import UserError
-from draftree.kernels.tree_growth import ranked
+from draftree.kernels.tree_growth import rank_scores
 from draftree.policies.base import Layered, append, fit
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
@@ -125,7 +125,7 @@ def _chain(tree: Tree) -> Bools:
 
     Among equally likely children the first one is taken.
     """
-    order, place = ranked(tree.parents, tree.log_q)
+    order, place = rank_scores(tree.parents, tree.log_q)
     chain = tree.parents < 0
     chain[order[place == 0]] = True
     return chain

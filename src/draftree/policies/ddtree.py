@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import ranked
+from draftree.kernels.tree_growth import rank_scores
 from draftree.policies.base import Expand, Policy, append, fit, path_log_q
 from draftree.tree import Bools, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
@@ -59,7 +59,7 @@ def among_best(tree: Tree, frontier: Ints, score: Floats, nodes: int) -> Bools:
     """
     drafted = tree.score[tree.roots :]
     rows = np.concatenate((tree.row[tree.roots :], np.repeat(tree.row[frontier], score.shape[1])))
-    order, place = ranked(rows, np.concatenate((drafted, score.ravel())))
+    order, place = rank_scores(rows, np.concatenate((drafted, score.ravel())))
     keep = np.zeros(len(rows), np.bool_)
     keep[order[place < nodes]] = True
     return keep[len(drafted) :].reshape(score.shape)

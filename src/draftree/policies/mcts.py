@@ -15,7 +15,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import ranked
+from draftree.kernels.tree_growth import rank_scores
 from draftree.native import native_as
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Candidates, Floats, Ints, Tree, TreeBudget
@@ -329,7 +329,7 @@ class Local:
         Children that are among the given nodes are left out.
         """
         children = np.flatnonzero(np.isin(self.tree.parents, nodes))
-        order, place = ranked(self.tree.parents[children], self.prior[children])
+        order, place = rank_scores(self.tree.parents[children], self.prior[children])
         return np.setdiff1d(children[order[place == 0]], nodes)
 
     def sentences(self, reward: str) -> SentenceTree:

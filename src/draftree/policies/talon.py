@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.costs.curves import Costs
-from draftree.kernels.tree_growth import ranked
+from draftree.kernels.tree_growth import rank_scores
 from draftree.policies.base import Expand, Policy, append, path_log_q
 from draftree.tree import Bools, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
@@ -76,7 +76,9 @@ def _gate_candidates(rows: Ints, score: Floats, left: Ints, mu: float) -> Bools:
     np.maximum.at(best, rows, score.max(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         near = score >= (np.log(mu) + best)[rows][:, None]
-    order, place = ranked(np.repeat(rows, score.shape[1]), np.where(near, score, -np.inf).ravel())
+    order, place = rank_scores(
+        np.repeat(rows, score.shape[1]), np.where(near, score, -np.inf).ravel()
+    )
     kept = np.zeros(score.size, np.bool_)
     kept[order[place < np.repeat(left, score.shape[1])[order]]] = True
     found: Bools = kept.reshape(score.shape) & near

@@ -26,7 +26,7 @@ from draftree.kernels.tree_growth import (
     calibration_examples,
     outcomes,
     promising,
-    selected,
+    select_nodes,
     values,
     worth_expanding,
 )
@@ -449,7 +449,7 @@ class _Budget:
 
         The nodes are chosen in one scan from the best to the worst.
         """
-        keep = selected(tree.score, self.price)
+        keep = select_nodes(tree.score, self.price)
         if probing and not keep[tree.roots :].any():  # the best child of every root
             keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
         return tree.select(keep)

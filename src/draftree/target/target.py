@@ -24,7 +24,7 @@ from transformers import (
 from draftree.aliases import DTYPE, canonical_name
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, format_value
 from draftree.kernels.topk import likeliest
-from draftree.kernels.tree_verification import packed, path_slots
+from draftree.kernels.tree_verification import pack_trees, path_slots
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import Chunk, ForwardBatch
 from draftree.models.kv_cache import SlotCache
@@ -581,7 +581,7 @@ class Target:
         """
         if probes is not None:
             return self._verified_with(cache, tree, needs, probes, chunks)
-        place, ids, positions, counts, seen = packed(
+        place, ids, positions, counts, seen = pack_trees(
             tree.row, tree.tokens, tree.depth, tree.parents, cache.lengths
         )
         batch = ForwardBatch.forest(

@@ -51,7 +51,7 @@ from draftree.drafters.neural.transformer_step_state import (
     select_sequences,
     truncate_unread,
 )
-from draftree.kernels.tree_layout import unfed
+from draftree.kernels.tree_layout import unfed_nodes
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import LayerShape, SlotCache
 from draftree.models.kv_capture import capture_first_kv
@@ -343,7 +343,7 @@ class PairDrafter(PairReader):
         self, state: PairState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, PairState]:
         state = self.flush(state)
-        new, places = unfed(tree.parents, frontier, state.nodes)
+        new, places = unfed_nodes(tree.parents, frontier, state.nodes)
         logits, alike = None, np.array_equal(new, np.sort(frontier))
         new = frontier if alike else new  # in frontier order, so that logits need no reordering
         while new.size:  # one pass, unless the frontier's paths were not expanded before

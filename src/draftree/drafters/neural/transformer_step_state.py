@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from draftree.drafters.base import replace_slots, select_slots
 from draftree.drafters.neural.draft_vocabulary import Shared
-from draftree.kernels.tree_layout import laid
+from draftree.kernels.tree_layout import draft_pass_layout
 from draftree.models.causal_lm import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Epilogue, InputTensors, OutputTensors
@@ -120,7 +120,9 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
             state.pending[r] if before.size or nodes.size else NO_TOKENS
         )  # a sequence without drafts takes no slots
         waiting = 0 if before.size else len(pending)  # the first pass of a step reads them
-        parts.append(laid(pending, before, nodes, base, tree.tokens, tree.depth, tree.parents))
+        parts.append(
+            draft_pass_layout(pending, before, nodes, base, tree.tokens, tree.depth, tree.parents)
+        )
         starts[r] += len(pending) + len(before) if before.size else 0
         columns[owner == r] = waiting + np.arange(len(nodes))
     tokens, positions, visible, scratch = zip(*parts, strict=True)
