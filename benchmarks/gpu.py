@@ -124,7 +124,7 @@ def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int,
     def once(n: int) -> None:
         places = context + np.arange(n)
         seen = np.tri(n, dtype=np.bool_)
-        feed = ForwardBatch.packed(
+        feed = ForwardBatch.from_sequences(
             [np.arange(n) % decoder.vocab],
             [places],
             cache.lengths.copy(),

@@ -166,7 +166,7 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
         for width in WIDTHS[::2]:
             shares, tree = [], star(width)
             for _ in range(rounds):
-                cache = begun.taken(np.zeros(1, np.int64))
+                cache = begun.copy_sequences(np.zeros(1, np.int64))
                 spent[0], start = 0.0, time.perf_counter()
                 target.verify(cache, tree, HiddenStateSpec())
                 target.commit(

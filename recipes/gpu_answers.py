@@ -70,7 +70,7 @@ class Layers:
         self.device, self.dtype, self.slots = model.device, model.dtype, slots
         self.count = int(runner.config.num_hidden_layers)
         self._run, self._kinds = layers, set(runner.attention_types)
-        self._shape = runner.kept.shapes[0]
+        self._shape = runner.stored_shapes.shapes[0]
         self._head = model.get_output_embeddings()
 
     def _pass(

@@ -174,7 +174,7 @@ class SequenceBatch:
         `rows` [R'] gives the old slot of each new slot, −1 for a slot that is to be free.
         """
         new = SequenceBatch(
-            self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats
+            self.cache.copy_sequences(rows, MAX_NODES), self._source, self._admitted, self.stats
         )
         moves = list(enumerate(rows.tolist()))
         for row, old in moves:

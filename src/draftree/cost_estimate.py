@@ -106,7 +106,7 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
             size += LOOKUP_SIZE
             continue
         widest = max((p.shape[0] for p in network.parameters() if p.dim() == 2), default=0)
-        head = 0 if widest > decoder.vocab // 8 else decoder.vocab * decoder.hidden
+        head = 0 if widest > decoder.vocab // 8 else decoder.vocab * decoder.hidden_size
         layers = max(int(getattr(getattr(network, "config", None), "num_hidden_layers", 1) or 1), 1)
         own = getattr(part, "decoder", None)
         each = (
@@ -151,7 +151,7 @@ def _network_size(
         weights += packed.nbytes * 8 / bits
         read += packed.nbytes
     heads = number("num_attention_heads", 1)
-    width = number("head_dim", decoder.hidden // heads)
+    width = number("head_dim", decoder.hidden_size // heads)
     stored = number("num_key_value_heads", heads)
     return Size(
         weights=weights,

@@ -186,7 +186,7 @@ def test_the_rnn_head_over_again_on_one_path() -> None:
     drafter = drafter_of("dspark-rnn", t)
     head = drafter.model.markov_head
     states, tokens = (
-        torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64),
+        torch.randn(1, 4, t.decoder.hidden_size, dtype=torch.float64),
         torch.tensor([[3, 1, 4, 1]]),
     )
     with torch.no_grad():
@@ -208,7 +208,7 @@ def test_the_gated_head_over_again() -> None:
     """The slot's gate of the vector of the token before it, number by number."""
     t = target("llama")
     head = drafter_of("dspark-gated", t).model.markov_head
-    states, tokens = torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64), [3, 1, 4, 1]
+    states, tokens = torch.randn(1, 4, t.decoder.hidden_size, dtype=torch.float64), [3, 1, 4, 1]
     with torch.no_grad():
         found = head(states, torch.tensor([tokens]))[0]
         weight = head.gate_proj.weight.tolist()

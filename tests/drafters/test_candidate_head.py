@@ -128,7 +128,7 @@ def opened(target: Target, drafter: str, policy: str = "chain") -> Engine:
 @pytest.mark.parametrize("drafter", ["eagle3", "edd"])
 def test_with_all_directions_and_tokens_it_is_the_whole_head(target: Target, drafter: str) -> None:
     """Drafts are those of the head without factors, over tokens that a draft vocabulary excludes, too."""
-    vocab, width = target.decoder.vocab, target.decoder.hidden
+    vocab, width = target.decoder.vocab, target.decoder.hidden_size
     whole, other = (
         logits_of(target, drafter),
         logits_of(target, f"{drafter}:head_rank={width},head_candidates={vocab}"),

@@ -545,9 +545,11 @@ def test_text_does_not_depend_on_neighbours_or_their_order(suite: Suite) -> None
 
 
 def rows_mixed_up(patch: pytest.MonkeyPatch) -> None:
-    put = SlotCache.put
+    put = SlotCache.replace_sequences
     patch.setattr(
-        SlotCache, "put", lambda self, rows, part: put(self, (rows + 1) % self.rows, part)
+        SlotCache,
+        "replace_sequences",
+        lambda self, rows, part: put(self, (rows + 1) % self.rows, part),
     )
 
 

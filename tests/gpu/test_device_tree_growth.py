@@ -278,7 +278,7 @@ def test_a_mask_is_the_hosts(window: int | None) -> None:
         fed = 4
         begin = committed + waiting
         places = [int(b) + f.depth for b, f in zip(begin, forests, strict=True)]
-        host = ForwardBatch.packed(
+        host = ForwardBatch.from_sequences(
             [f.tokens[-fed:] for f in forests], [p[-fed:] for p in places], begin + 4,
             [np.concatenate((np.ones((fed, w), np.bool_), f.ancestors[-fed:]), axis=1)
              for w, f in zip(waiting, forests, strict=True)],
@@ -297,7 +297,7 @@ def test_a_mask_is_the_hosts(window: int | None) -> None:
         }
         make = lambda given: (given["ids"], given["lie"], given["seen"], given["first"])
         device = NodeBatch(6, host.starts, given, None, fed, make)
-        laid, wide = device.inputs(device.given, 24, torch.float32, window), host.widened(6)
+        laid, wide = device.inputs(device.given, 24, torch.float32, window), host.with_width(6)
         full = write_mask(torch.empty(2, 1, 6, 24), wide, committed)
         assert torch.equal(laid["full"], full)
         if window is not None:

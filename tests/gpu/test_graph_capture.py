@@ -390,7 +390,7 @@ def test_a_recorded_pass_reads_what_is_given_now() -> None:
         outs = []
         for decoder, cache in zip((captured, plain), caches, strict=True):
             places = cache.lengths[0] + np.array([0, 1, 1])
-            feed = ForwardBatch.packed(
+            feed = ForwardBatch.from_sequences(
                 [np.array(ids)], [places], cache.lengths.copy(), [seen], [places], decoder.device
             )
             with torch.inference_mode():
@@ -407,7 +407,7 @@ def a_pass(decoder: Decoder, cache: SlotCache, first: int = 3) -> Tensor:
         np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_),
     )
     ids = first + np.arange(3)
-    feed = ForwardBatch.packed(
+    feed = ForwardBatch.from_sequences(
         [ids], [places], cache.lengths.copy(), [seen], [places], decoder.device
     )
     with torch.inference_mode():

@@ -158,7 +158,9 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
                 s + np.array([len(one) - 1 for one in of])
                 for s, of in zip(starts, paths, strict=True)
             ]
-            batch = ForwardBatch.packed(tokens, places, starts, seen, places, decoder.device)
+            batch = ForwardBatch.from_sequences(
+                tokens, places, starts, seen, places, decoder.device
+            )
             found = decoder.forward(batch, cache).logits
             for r, of in enumerate(paths):
                 for node in {0, len(of) // 2, len(of) - 1}:

@@ -124,7 +124,7 @@ def test_a_folder_without_a_model_is_a_users_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_properties_of_a_model_are_read(name: str) -> None:
     decoder, config = Decoder(model(name)), model(name).config
-    assert (decoder.vocab, decoder.hidden, decoder.context, len(decoder.layers)) == (
+    assert (decoder.vocab, decoder.hidden_size, decoder.context, len(decoder.layers)) == (
         VOCAB,
         32,
         128,
@@ -167,7 +167,7 @@ def test_taps_see_a_stock_forward_and_leave_no_hook(name: str, layers: tuple[int
     decoder = Decoder(fresh(name))
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in decoder.model.modules()]
     ids = torch.randint(3, VOCAB, (2, 9))
-    with decoder.hf.tapped(layers) as caught:
+    with decoder.hf.collect_hidden_states(layers) as caught:
         decoder.model(input_ids=ids, use_cache=False)
     assert [
         len(m._forward_hooks) + len(m._forward_pre_hooks) for m in decoder.model.modules()
@@ -206,7 +206,7 @@ def seen(mask: torch.Tensor) -> list[list[list[int]]]:
 def test_a_mask_shows_what_is_committed_and_what_is_visible() -> None:
     decoder = target("llama").decoder
     visible = [np.array([[1, 0, 0], [1, 0, 1]], np.bool_), np.array([[1]], np.bool_)]
-    feed = ForwardBatch.packed(
+    feed = ForwardBatch.from_sequences(
         [np.array([5, 6]), np.array([7])], [np.array([4, 5]), np.array([1])], np.array([4, 1]), visible,
         [np.array([3, 4, 5]), np.array([1])], decoder.device,
     )  # fmt: skip
@@ -222,7 +222,7 @@ def test_a_mask_shows_what_is_committed_and_what_is_visible() -> None:
 def test_a_window_counts_positions_and_not_slots() -> None:
     """Two siblings lie side by side, their position is the same: a window of 5 ends at the same token for both."""
     decoder = target("gemma2").decoder
-    feed = ForwardBatch.packed(
+    feed = ForwardBatch.from_sequences(
         [np.array([5, 6, 7])], [np.array([6, 7, 7])], np.array([6]), [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)],
         [np.array([6, 7, 7])], decoder.device,
     )  # fmt: skip

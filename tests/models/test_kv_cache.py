@@ -141,7 +141,7 @@ def test_a_mask_is_the_same_by_machine_code(dtype: torch.dtype) -> None:
     """For rows of different lengths, one of them padded."""
     seen = [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_), np.tri(2, dtype=np.bool_)]
     places = [np.array([4, 5, 5]), np.array([2, 3])]
-    feed = ForwardBatch.packed(
+    feed = ForwardBatch.from_sequences(
         [np.arange(3), np.arange(2)], places, np.array([4, 2]), seen, places, torch.device("cpu")
     )
     masks = [torch.full((2, 1, 3, 9), 7, dtype=dtype) for _ in range(2)]

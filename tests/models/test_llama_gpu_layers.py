@@ -72,7 +72,7 @@ def model(config: Any, dtype: torch.dtype = torch.float32, attention: str = "sdp
 def passes(runner: HFRunner, columns: bool = False) -> list[Tensor]:
     """Logits and hidden states of a prompt of two texts and of a tree behind it."""
     device, found = torch.device("cpu"), []
-    cache = SlotCache(runner.kept.shapes, 2, runner.model.dtype, device)
+    cache = SlotCache(runner.stored_shapes.shapes, 2, runner.model.dtype, device)
     cache.reserve(40)
     wanted = Outputs((0, 2, -1, UNNORMED))
     with torch.inference_mode():
@@ -91,7 +91,9 @@ def passes(runner: HFRunner, columns: bool = False) -> list[Tensor]:
             [length + np.array([0, 1, 1]) for length in cache.lengths],
         )
         slots = [length + np.arange(3) for length in cache.lengths]
-        tree = ForwardBatch.packed(ids, places, cache.lengths.copy(), [seen] * 2, slots, device)
+        tree = ForwardBatch.from_sequences(
+            ids, places, cache.lengths.copy(), [seen] * 2, slots, device
+        )
         found.append(runner.forward(tree, cache, wanted))
     return [t for each in found for t in (each.logits, *each.hidden.values())]
 

@@ -193,7 +193,7 @@ def passes(decoder: Decoder, count: int = 3) -> list[ModelOutput]:
                 seen = [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)] * 2
             places = [s + seen[0].sum(axis=1) - 1 for s in starts]
             ids = [draw.integers(0, 71, n) for _ in range(2)]
-            batch = ForwardBatch.packed(ids, places, starts, seen, places, decoder.device)
+            batch = ForwardBatch.from_sequences(ids, places, starts, seen, places, decoder.device)
             wanted = Outputs(entries, np.array([0, 2, 8]) if i == 2 else None)
             found.append(decoder.forward(batch, cache, wanted))
             if i % 2 == 0:

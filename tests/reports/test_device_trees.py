@@ -95,7 +95,7 @@ def test_results_of_a_pass_outlive_the_next_one() -> None:
     copies = []
     for ids in ([3, 4, 5], [9, 8, 7], [1, 2, 6]):
         places = cache.lengths[0] + np.arange(3)
-        feed = ForwardBatch.packed(
+        feed = ForwardBatch.from_sequences(
             [np.array(ids)],
             [places],
             cache.lengths.copy(),

@@ -142,7 +142,7 @@ def describe_layer(widths: Widths | None) -> tuple[str, str]:
         return "at all", "nothing"
     if widths.most == widths.multiple:
         return f"in blocks of {widths.multiple}", f"cut into blocks of {widths.multiple}"
-    least, most = widths.padded(1), widths.most
+    least, most = widths.padded_width(1), widths.most
     told = [
         f"from {least} on" if least > 1 else "",
         f"multiples of {widths.multiple}" if widths.multiple > 1 else "",

@@ -275,7 +275,7 @@ class EDDDrafter(OneLayerDrafter):
             input_ids=batch.tokens,
             position_ids=positions,
             attention_mask=self.decoder.hf.by_type(mask),
-            **self.decoder.hf.cached(soft),
+            **self.decoder.hf.cache_arguments(soft),
         ).last_hidden_state
         return states
 

@@ -177,14 +177,14 @@ class GLIDE(TrainableMethod):
     @override
     def new(self, target: Target) -> "GLIDEDrafter":
         views, config = self.views(target), _new_official_config(self, target)
-        if self.init == "shared" and config["hidden_size"] != target.decoder.hidden:
+        if self.init == "shared" and config["hidden_size"] != target.decoder.hidden_size:
             got = f"hidden={self.hidden} with init=shared"
             raise UserError(
-                f"glide: got {got}, allowed is the target's hidden size {target.decoder.hidden}, or init=scratch"
+                f"glide: got {got}, allowed is the target's hidden size {target.decoder.hidden_size}, or init=scratch"
             )
         check_size("glide", self.draft_vocab, target)
         model = self.network(config, views, target)
-        if self.init == "target" and config["hidden_size"] == target.decoder.hidden:
+        if self.init == "target" and config["hidden_size"] == target.decoder.hidden_size:
             whole: Any = target.decoder.model
             model.model.embed_tokens.weight.data.copy_(
                 whole.get_input_embeddings().weight[: target.decoder.vocab]
@@ -541,20 +541,22 @@ def _new_official_config(knobs: GLIDE, target: Target) -> dict[str, Any]:
     """
     theirs, decoder = target.decoder.config, target.decoder
     hidden = (
-        min(WIDTH, decoder.hidden) if knobs.hidden == "paper" else knobs.hidden or decoder.hidden
+        min(WIDTH, decoder.hidden_size)
+        if knobs.hidden == "paper"
+        else knobs.hidden or decoder.hidden_size
     )
     heads = math.gcd(hidden, int(theirs.num_attention_heads))
     if hidden // heads % 2:
         raise UserError(
             f"glide: got hidden={hidden}, {heads} heads of odd width; allowed is a multiple of {2 * heads}"
         )
-    wide = getattr(theirs, "intermediate_size", None) or 4 * decoder.hidden
+    wide = getattr(theirs, "intermediate_size", None) or 4 * decoder.hidden_size
     return {
         "architectures": [OFFICIAL],
         "model_type": "llama",
         "vocab_size": decoder.vocab,
         "hidden_size": hidden,
-        "intermediate_size": max(1, round(wide * hidden / decoder.hidden)),
+        "intermediate_size": max(1, round(wide * hidden / decoder.hidden_size)),
         "num_hidden_layers": knobs.layers,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
@@ -578,7 +580,7 @@ def _target_entries(target: Target) -> dict[str, int]:
     config, shapes = target.decoder.config, target.decoder.shapes
     heads = int(config.num_attention_heads)
     return {
-        "large_hidden_size": target.decoder.hidden,
+        "large_hidden_size": target.decoder.hidden_size,
         "large_num_attention_heads": heads,
         "large_head_dim": shapes[-1].key,
     }

@@ -131,9 +131,9 @@ class Hydra(TrainableMethod):
     @override
     def new(self, target: Target) -> "HydraDrafter":
         embedding: Any = target.decoder.model.get_input_embeddings()
-        if (width := embedding.weight.shape[1]) != target.decoder.hidden:
+        if (width := embedding.weight.shape[1]) != target.decoder.hidden_size:
             raise UserError(
-                f"hydra: the target's embeddings have width {width}, allowed is its hidden size {target.decoder.hidden}"
+                f"hydra: the target's embeddings have width {width}, allowed is its hidden size {target.decoder.hidden_size}"
             )
         check_size("hydra", self.draft_vocab, target)
         return HydraDrafter(
@@ -472,7 +472,10 @@ class HydraDrafter(HeadsDrafter[HydraState]):
 
     @override
     def select(self, state: HydraState, rows: Ints, cache: SlotCache) -> HydraState:
-        own, hidden = state.cache.taken(rows, SPARE_SLOTS), state.hidden.taken(rows, SPARE_SLOTS)
+        own, hidden = (
+            state.cache.copy_sequences(rows, SPARE_SLOTS),
+            state.hidden.copy_sequences(rows, SPARE_SLOTS),
+        )
         return HydraState(own, hidden, own.lengths.copy(), state.prefix[np.maximum(rows, 0)])
 
     @override

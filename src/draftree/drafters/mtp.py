@@ -360,7 +360,7 @@ class MTPNet(PairNet):
         self._normed = False
         self._level = 0
         self._target = target
-        self.width, self.levels = target.decoder.hidden, len(self._names)
+        self.width, self.levels = target.decoder.hidden_size, len(self._names)
         self.head, layers = TargetHead(target, draft_vocab), []
         for each in self._names:
             layer = MTPLayer(target, sparse)
@@ -447,7 +447,7 @@ class MTPLayer(nn.Module):
         self.enorm = copy.deepcopy(norms[0])
         self.hnorm = copy.deepcopy(norms[0])
         self.norm = norms[0]
-        self.eh_proj = nn.Linear(2 * inner.hidden, inner.hidden, bias=False)
+        self.eh_proj = nn.Linear(2 * inner.hidden_size, inner.hidden_size, bias=False)
         nn.init.normal_(
             self.eh_proj.weight, std=float(getattr(inner.config, "initializer_range", 0.02))
         )
@@ -463,7 +463,7 @@ class MTPLayer(nn.Module):
         stripped.to(
             target.decoder.device
         )  # including its rotary frequencies, which are not part of this module
-        self._by_type, self._cached = inner.hf.by_type, inner.hf.cached
+        self._by_type, self._cached = inner.hf.by_type, inner.hf.cache_arguments
         self._run = [inner.stack]  # in a list: its weights are `layer` and `norm`
 
     def forward(

@@ -190,8 +190,8 @@ class PEAGLENet(FusingNet):
         super().__init__()
         config: LlamaConfig = of_values(values | {"num_hidden_layers": knobs.layers})
         size, vocab = int(config.hidden_size), target.decoder.vocab
-        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, 3 * target.decoder.hidden))
-        self.fc = nn.Linear(3 * target.decoder.hidden, size, bias=False)
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, 3 * target.decoder.hidden_size))
+        self.fc = nn.Linear(3 * target.decoder.hidden_size, size, bias=False)
         first = EAGLE3Layer(config, normed)
         self.layers = nn.ModuleList(
             [first, *(LlamaDecoderLayer(config, i) for i in range(1, knobs.layers))]

@@ -263,7 +263,9 @@ def count_draft_reads(
 def _sizes(target: Target) -> tuple[int, int]:
     """Return the number of weights in the target's first layer and in its LM head."""
     decoder = target.decoder
-    return sum(p.numel() for p in decoder.layers[0].parameters()), decoder.vocab * decoder.hidden
+    return sum(
+        p.numel() for p in decoder.layers[0].parameters()
+    ), decoder.vocab * decoder.hidden_size
 
 
 GEMM_FUNCTIONS = ("linear", "_linear_pointwise", "addmm")

@@ -94,7 +94,7 @@ class Recordings:
         kv = sum(
             s.heads * (s.key + s.value) for s in (decoder.shapes[layer] for layer in self.needs.kv)
         )
-        return size * (len(self.needs.hidden) * decoder.hidden + kv)
+        return size * (len(self.needs.hidden) * decoder.hidden_size + kv)
 
     def missing(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests whose text or needed tensors are not recorded."""
@@ -140,7 +140,7 @@ class Recordings:
                 for stored, name in zip(cache.layer(layer), ("keys", "values"), strict=True):
                     place = stored[0, :, : len(text.tokens)]
                     place.copy_(_of_shape(tensors[f"{name}.{layer}"], place.shape, stored.dtype))
-            wanted = (len(text.tokens), decoder.hidden)
+            wanted = (len(text.tokens), decoder.hidden_size)
             hidden = {
                 decoder.hidden_index(layer): _of_shape(
                     tensors[f"hidden.{layer}"], wanted, decoder.dtype

@@ -93,7 +93,7 @@ def embedding_hash(target: Target) -> str:
 
 def sizes(target: Target) -> dict[str, int]:
     """Return a dict of the config entries in which a drafter must agree with its target."""
-    return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden}
+    return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden_size}
 
 
 @final

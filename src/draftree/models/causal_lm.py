@@ -141,7 +141,7 @@ class Decoder:
         return weight
 
     @property
-    def hidden(self) -> int:
+    def hidden_size(self) -> int:
         """Return D, the width of the hidden states."""
         return int(self.config.hidden_size)
 
@@ -170,14 +170,14 @@ class Decoder:
         return self.hf.rope_boundary
 
     @property
-    def kept(self) -> StoredShapes:
+    def stored_shapes(self) -> StoredShapes:
         """Return the shapes of keys, values and recurrent states that the layers store."""
-        return self.hf.kept
+        return self.hf.stored_shapes
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
         """Return the shape of each layer's keys and values."""
-        return self.kept.shapes
+        return self.stored_shapes.shapes
 
     @property
     def keyed_layers(self) -> tuple[int, ...]:
@@ -187,12 +187,12 @@ class Decoder:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Return the indices of layers with keys and values but without a recurrent state."""
-        states = {layer for layer, _ in self.kept.states}
+        states = {layer for layer, _ in self.stored_shapes.states}
         return tuple(i for i in self.keyed_layers if i not in states)
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         """Return an empty cache for `rows` sequences, with `slots` slots each at first."""
-        kept, states = self.kept, None
+        kept, states = self.stored_shapes, None
         if kept.states:
             states = States(kept.states, rows, self.dtype, self.device, kept.clamped)
         changing = states is not None or self.rope_boundary is not None
@@ -305,7 +305,9 @@ class Decoder:
             *(partial(torch.mul, other=factor) for factor in factors),
         ]
         with torch.no_grad():
-            probe = torch.linspace(-3, 3, self.hidden, device=self.device, dtype=self.dtype)[None]
+            probe = torch.linspace(-3, 3, self.hidden_size, device=self.device, dtype=self.dtype)[
+                None
+            ]
             wanted, raw = self._through_model(probe).float(), self._raw_logits(probe).float()
             fitted = float((wanted * raw).sum() / raw.square().sum().clamp(min=1e-12))
             known.append(lambda x: x * fitted)  # MiniCPM3 scales the head's input
@@ -319,11 +321,11 @@ class Decoder:
         A hook replaces the stack's output during a pass over one token.
         """
 
-        def replaced(_module: nn.Module, _inputs: Any, out: Any) -> Any:
+        def replace_states(_module: nn.Module, _inputs: Any, out: Any) -> Any:
             out.last_hidden_state = states[None]
             return out
 
-        hook = self.stack.register_forward_hook(replaced)
+        hook = self.stack.register_forward_hook(replace_states)
         try:
             one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             logits: Tensor = self.hf.model(input_ids=one, use_cache=False).logits
@@ -340,11 +342,11 @@ class Decoder:
         runner, learning = self.runner, torch.is_grad_enabled() and embeds.requires_grad
         plain = self.rope_boundary is None and embeds.dtype is self.dtype
         if isinstance(runner, NativeRunner) and plain and not learning:
-            return runner.stored(embeds, positions)
+            return runner.first_layer_kv(embeds, positions)
         mask = self.hf.by_type(embeds.new_zeros(1, 1, 1, 1))
         given = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
         return capture_first_kv(
-            lambda cache: self.hf.model.base_model(**given, **self.hf.cached(cache))
+            lambda cache: self.hf.model.base_model(**given, **self.hf.cache_arguments(cache))
         )
 
 

@@ -68,7 +68,7 @@ class ForwardBatch:
     kind = None
 
     @classmethod
-    def packed(
+    def from_sequences(
         cls,
         ids: Sequence[Ints],
         positions: Sequence[Ints],
@@ -137,7 +137,7 @@ class ForwardBatch:
         """
         positions = [s + np.arange(len(t)) for s, t in zip(starts.tolist(), ids, strict=True)]
         visible = [np.tri(len(t), dtype=np.bool_) for t in ids]
-        batch = cls.packed(ids, positions, starts, visible, positions, device)
+        batch = cls.from_sequences(ids, positions, starts, visible, positions, device)
         return replace(batch, whole=True)
 
     def beside(self, chunks: Sequence[Chunk]) -> tuple[Self, Ints]:
@@ -226,7 +226,7 @@ class ForwardBatch:
             return values.flatten(0, 1)
         return values[tuple(to_device(i, values.device) for i in self.places)]
 
-    def widened(self, width: int) -> Self:
+    def with_width(self, width: int) -> Self:
         """Return the batch with a padded width of at least `width` tokens for each sequence."""
         return replace(self, least=width)
 
@@ -250,7 +250,7 @@ class DeviceBatch(ABC):
     given: Mapping[str, Tensor]
     kind: Hashable
 
-    def widened(self, width: int) -> Self:
+    def with_width(self, width: int) -> Self:
         """Return the batch padded to `width` tokens for each sequence; padding is never read."""
         return replace(self, width=width)
 

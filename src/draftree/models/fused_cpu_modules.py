@@ -38,7 +38,7 @@ class Replacement(nn.Module):
         self._replaced = (replaced,)  # in a tuple, as it is no part of this module
 
     @property
-    def replaced(self) -> Any:
+    def replaced_module(self) -> Any:
         """Return the module that was replaced."""
         return self._replaced[0]
 
@@ -51,7 +51,7 @@ class Replacement(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """Return a copy of the replaced module."""
-        other: nn.Module = copy.deepcopy(self.replaced, memo)
+        other: nn.Module = copy.deepcopy(self.replaced_module, memo)
         return other
 
 
@@ -68,7 +68,7 @@ class KernelRMSNorm(Replacement):
         weight = self._parameters["weight"]
         assert weight is not None
         if not _kernels_can_read(rows, weight):
-            stock: Tensor = self.replaced(rows)
+            stock: Tensor = self.replaced_module(rows)
             return stock
         return transformer_kernels.rms_norm(rows, weight, self._epsilon)
 
@@ -162,4 +162,6 @@ def named_submodules(
 def replaced_kinds(model: nn.Module) -> list[str]:
     """Return the class names of norms and gated layers that kernels compute, for the record."""
     kinds = (KernelRMSNorm, KernelMLP)
-    return sorted({type(m.replaced).__name__ for m in model.modules() if isinstance(m, kinds)})
+    return sorted(
+        {type(m.replaced_module).__name__ for m in model.modules() if isinstance(m, kinds)}
+    )

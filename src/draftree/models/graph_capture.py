@@ -96,7 +96,7 @@ class EagerCapture(Capture):
 
     @override
     def run(self, kind: Hashable, given: InputTensors, body: Pass) -> OutputTensors:
-        return run_unrecorded(given, body)
+        return run_eagerly(given, body)
 
     @override
     def of(self, network: nn.Module) -> Capture:
@@ -154,7 +154,7 @@ class Graphs(Capture):
                 self._give_up(error)
                 return made
         if self._failed:
-            return run_unrecorded(given, body)
+            return run_eagerly(given, body)
         lying, replay, made = self._known[kind]
         _copy([(lying[name], t) for name, t in given.items()])
         replay()
@@ -182,7 +182,7 @@ class Graphs(Capture):
         return Graphs(self._record, type(network).__name__, self._tally)
 
 
-def run_unrecorded(given: InputTensors, body: Pass) -> OutputTensors:
+def run_eagerly(given: InputTensors, body: Pass) -> OutputTensors:
     """Run a pass eagerly, without cuDNN's attention on a GPU.
 
     cuDNN plans each new size for about 50 ms (H100, torch 2.11), which is several passes. The size

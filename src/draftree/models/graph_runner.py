@@ -52,7 +52,7 @@ def check_recording(runner: HFRunner, capture: Capture, cache: SlotCache) -> boo
     for first in range(2):
         seen = np.tri(TRIAL_TOKENS, dtype=np.bool_)
         ids = (first + place) % int(runner.config.vocab_size)
-        batch = ForwardBatch.packed(
+        batch = ForwardBatch.from_sequences(
             [ids], [place], cache.lengths.copy(), [seen], [place], cache.device
         )
         (own, *_), (ours, *_) = (

@@ -102,7 +102,7 @@ class HFRunner(ModelRunner):
         return self.layer_types or (alike,) * int(self.config.num_hidden_layers)
 
     @cached_property
-    def kept(self) -> StoredShapes:
+    def stored_shapes(self) -> StoredShapes:
         """Return the shapes of keys, values and states that the layers store.
 
         Raises:
@@ -114,8 +114,12 @@ class HFRunner(ModelRunner):
             ShapeRecorder(self.config, type(self.model).__name__, self.device)
         )
         with torch.inference_mode(), recording as recorder:
-            self.model(input_ids=one, **self._placed(one, mask), **self.cached(recorder))
-        return recorder.kept()
+            self.model(
+                input_ids=one,
+                **self._position_arguments(one, mask),
+                **self.cache_arguments(recorder),
+            )
+        return recorder.stored_shapes()
 
     @cached_property
     def _weights(self) -> Weights:
@@ -157,13 +161,15 @@ class HFRunner(ModelRunner):
         dynamic = rope["rope_type"] == "dynamic"
         return rope["rope_type"], int(known if dynamic else rope.get(key) or known)
 
-    def _placed(self, positions: Tensor, mask: Tensor | Mapping[str, Tensor]) -> dict[str, Any]:
+    def _position_arguments(
+        self, positions: Tensor, mask: Tensor | Mapping[str, Tensor]
+    ) -> dict[str, Any]:
         """Return positions and mask as arguments of the model, if it accepts any."""
         if "position_ids" not in self._takes:  # all its layers are recurrent
             return {}
         return {"position_ids": positions, "attention_mask": mask}
 
-    def cached(self, cache: Cache) -> dict[str, Any]:
+    def cache_arguments(self, cache: Cache) -> dict[str, Any]:
         """Return a cache as keyword arguments of the forward of the model or of its stack."""
         return {str(cache_argument(self._takes)): cache, "use_cache": True}
 
@@ -200,8 +206,8 @@ class HFRunner(ModelRunner):
         if self.window is not None:
             sliding = full.masked_fill(at[:, None] - at[None, :] >= self.window, lowest)
         mask = self.by_type(full[None, None], sliding[None, None])
-        placed = self._placed(at.expand(sequences, count), mask)
-        return placed | ({} if cache is None else self.cached(cache))
+        placed = self._position_arguments(at.expand(sequences, count), mask)
+        return placed | ({} if cache is None else self.cache_arguments(cache))
 
     @override
     def forward(
@@ -248,7 +254,7 @@ class HFRunner(ModelRunner):
             capture: how passes over trees are run.
         """
         captured = cache.ladder.few and not batch.whole and isinstance(keep, int)
-        batch = batch.widened(cache.ladder.width(batch.width)) if captured else batch
+        batch = batch.with_width(cache.ladder.width(batch.width)) if captured else batch
         at = None
         if cache.states is not None and isinstance(batch, ForwardBatch):
             at = cache.states.begin(batch, cache.lengths)
@@ -264,8 +270,8 @@ class HFRunner(ModelRunner):
                 )
                 return logits, *(caught[entry] for entry in entries)
             mask = self.by_type(laid["full"], laid.get("sliding"))
-            placed = self._placed(laid["positions"], mask) | self.cached(past)
-            with self.tapped(layers) as caught:
+            placed = self._position_arguments(laid["positions"], mask) | self.cache_arguments(past)
+            with self.collect_hidden_states(layers) as caught:
                 own: Tensor = self.model(
                     input_ids=laid["tokens"], logits_to_keep=keep, **placed
                 ).logits
@@ -277,11 +283,11 @@ class HFRunner(ModelRunner):
         if captured:
             kind = self._weights.version, self.config._attn_implementation, tuple(layers), keep
         ours = nullcontext() if at is None else use_functions(PassFunctions(at))
-        with self.rotated_apart(batch), ours:
+        with self.rotate_separately(batch), ours:
             return run_pass(network, kind, cache, batch, capture, then, self.window, at)
 
     @contextmanager
-    def rotated_apart(self, batch: ForwardBatch | DeviceBatch) -> Iterator[None]:
+    def rotate_separately(self, batch: ForwardBatch | DeviceBatch) -> Iterator[None]:
         """Compute each sequence's rotary embedding as if the sequence were alone.
 
         This matters where rotary frequencies change with the length of the text. transformers uses
@@ -336,7 +342,7 @@ class HFRunner(ModelRunner):
         return layer % count
 
     @contextmanager
-    def tapped(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    def collect_hidden_states(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         """Yield a dict which each pass in the context fills with hidden states, by layer index.
 
         The hidden states are [R, n, D], for n tokens of each of R sequences. A later pass replaces

@@ -24,7 +24,7 @@ def are_experts(module: nn.Module) -> bool:
 def expert(module: Any, number: int) -> Rows:
     """Return one expert as a function of vectors [n, D]."""
 
-    def weighed(rows: Tensor, name: str) -> Tensor:
+    def apply_weights(rows: Tensor, name: str) -> Tensor:
         weight = getattr(module, name)[number]
         bias = getattr(module, f"{name}_bias")[number] if module.has_bias else None
         return linear(rows, weight.T if module.is_transposed else weight, bias)
@@ -33,11 +33,11 @@ def expert(module: Any, number: int) -> Rows:
         first, between = (
             ("gate_up_proj", module._apply_gate) if module.has_gate else ("up_proj", module.act_fn)
         )
-        wide = weighed(rows, first)
+        wide = apply_weights(rows, first)
         inner = find_elementwise_widths(wide.shape[-1] // (1 + module.has_gate)).apply(
             between, wide
         )
-        out = weighed(inner, "down_proj")
+        out = apply_weights(inner, "down_proj")
         return module.post_expert_norm(out) if module.has_post_expert_norm else out
 
     return forward

@@ -82,19 +82,19 @@ class Widths:
             )
         return cls(least, multiple, most)
 
-    def padded(self, n: int) -> int:
+    def padded_width(self, n: int) -> int:
         """Return the width at which a pass of width n is computed."""
         return -(-max(n, self.least) // self.multiple) * self.multiple
 
-    def kept(self, n: int) -> bool:
+    def is_allowed(self, n: int) -> bool:
         """Return whether a pass of width n needs neither padding nor splitting."""
-        return self.padded(n) == n and (self.most is None or n <= self.most)
+        return self.padded_width(n) == n and (self.most is None or n <= self.most)
 
     def apply(self, operation: Rows, rows: Tensor) -> Any:
         """Return the result of an operation on vectors [n, D], computed at stable widths."""
         if self.most is not None and len(rows) > self.most:
             return _concatenate([self.apply(operation, part) for part in rows.split(self.most)])
-        more = self.padded(len(rows)) - len(rows)
+        more = self.padded_width(len(rows)) - len(rows)
         return _part(operation(pad_end(rows, 0, more)), 0, len(rows)) if more else operation(rows)
 
 
@@ -166,12 +166,12 @@ def widths(
         *tried,
         *(Widths(1, block, block) for block in BLOCK_WIDTHS if block % at_best.multiple == 0),
     ):
-        pairs = list(zip(alone(found.padded(1)), seen, drawn, strict=True))
+        pairs = list(zip(alone(found.padded_width(1)), seen, drawn, strict=True))
         if all(
             _same_bits(y, _part(one, at, n))
             for one, passes, _ in pairs
             for at, n, y in passes
-            if found.kept(n)
+            if found.is_allowed(n)
         ):
             wide = all(
                 _same_bits(_part(operation(rows[:n]), 0, last), one)

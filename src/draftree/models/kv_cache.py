@@ -304,14 +304,14 @@ class SlotCache:
                 stored[at] = new.transpose(0, 1)
         np.maximum.at(self.lengths, rows, slots + 1)
 
-    def taken(self, rows: Ints, spare: int = 0) -> "SlotCache":
+    def copy_sequences(self, rows: Ints, spare: int = 0) -> "SlotCache":
         """Return a copy of the committed tokens of selected sequences.
 
         Args:
             rows: the sequences; −1 stands for an empty one.
             spare: the number of further tokens that each sequence of the copy has space for.
         """
-        states = None if self.states is None else self.states.taken(rows)
+        states = None if self.states is None else self.states.copy_sequences(rows)
         part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states, self.ladder)
         there = np.flatnonzero(rows >= 0)
         part.lengths[there] = self.lengths[rows[there]]
@@ -320,7 +320,7 @@ class SlotCache:
             part._copy(self, there, rows[there])
         return part
 
-    def put(self, rows: Ints, part: "SlotCache") -> None:
+    def replace_sequences(self, rows: Ints, part: "SlotCache") -> None:
         """Replace some sequences by the sequences of another cache; all others stay unchanged.
 
         Args:
@@ -330,11 +330,11 @@ class SlotCache:
         self.reserve(int(part.lengths.max()))
         self._copy(part, rows, np.arange(len(rows)))
         if self.states is not None and part.states is not None:
-            self.states.put(rows, part.states)
+            self.states.replace_sequences(rows, part.states)
         self.lengths[rows] = part.lengths
 
     @torch.inference_mode()
-    def copied(self, row: int, start: int, stop: int) -> Pages:
+    def copy_slots(self, row: int, start: int, stop: int) -> Pages:
         """Return a copy of a sequence's keys and values in slots `start` to `stop` − 1."""
         return tuple(
             (keys[:, row, :, start:stop].clone(), values[:, row, :, start:stop].clone())

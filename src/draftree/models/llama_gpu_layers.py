@@ -116,7 +116,7 @@ class LlamaLayers:
             if i in wanted:
                 caught[i] = x.clone()
             layer.add_to(x, turned, seen[layer.kind], cache)
-        normed = _normed(x, self._stack.norm)
+        normed = _apply_norm(x, self._stack.norm)
         caught |= {last: normed, last + 1: x}
         read = normed if isinstance(keep, int) else normed[:, keep]
         logits: Tensor = self._model.get_output_embeddings()(read)
@@ -193,23 +193,23 @@ class _Layer:
         heads = self._heads
         groups = self._groups
         attention, mlp, (rows, n, _) = module.self_attn, module.mlp, x.shape
-        read = _normed(x, module.input_layernorm)
+        read = _apply_norm(x, module.input_layernorm)
         first = [each(read).view(rows, n, -1, self._width) for each in first_linears(attention)]
         q, k, v = first if len(first) == 3 else first[0].split((heads, groups, groups), dim=2)
         if hasattr(attention, "q_norm"):
-            q, k = _normed(q, attention.q_norm), _normed(k, attention.k_norm)
+            q, k = _apply_norm(q, attention.q_norm), _apply_norm(k, attention.k_norm)
         both = torch.cat((q, k), dim=2)
         both = torch.addcmul(both * turned[0], both.roll(self._width // 2, -1), turned[1])
         q, k = both[:, :, :heads].transpose(1, 2), both[:, :, heads:].transpose(1, 2)
         keys, values = cache.update(k, v.transpose(1, 2), self._index)
-        _add_product(x, self._attended(q, keys, values, seen), attention.o_proj)
-        read = _normed(x, module.post_attention_layernorm)
+        _add_product(x, self._attend(q, keys, values, seen), attention.o_proj)
+        read = _apply_norm(x, module.post_attention_layernorm)
         inner = [each(read) for each in first_linears(mlp)]
         gate, up = inner if len(inner) == 2 else inner[0].chunk(2, dim=-1)
         activated = (mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn)(gate)
         _add_product(x, activated * up, mlp.down_proj)
 
-    def _attended(self, q: Tensor, keys: Tensor, values: Tensor, seen: "_Seen") -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, seen: "_Seen") -> Tensor:
         """Return the attention output [R, n, H·W] of queries [R, H, n, W], as the model does."""
         attention, (rows, _, n, _) = self.module.self_attn, q.shape
         implementation = attention.config._attn_implementation
@@ -265,7 +265,7 @@ class _Seen:
         )
 
 
-def _normed(x: Tensor, norm: Any) -> Tensor:
+def _apply_norm(x: Tensor, norm: Any) -> Tensor:
     return rms_norm(x, norm.weight.shape, norm.weight, epsilon(norm))
 
 

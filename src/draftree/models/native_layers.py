@@ -228,19 +228,19 @@ class NativeLayer:
         """
         first = linears[0]
 
-        def joined(name: str, dim: int = 0) -> Tensor:
+        def join_tensors(name: str, dim: int = 0) -> Tensor:
             tensors = (getattr(linear, name).detach() for linear in linears)
             return join(dim, *(piece for tensor in tensors for piece in tensor.chunk(pieces, dim)))
 
-        bias = None if first.bias is None else joined("bias")
+        bias = None if first.bias is None else join_tensors("bias")
         if type(first) is Int4Linear:
             packed, code = (
-                transformer_kernels.pack_int4(joined("numbers"), joined("scales", 1)),
+                transformer_kernels.pack_int4(join_tensors("numbers"), join_tensors("scales", 1)),
                 transformer_kernels.INT4,
             )
         else:
             packed, code = (
-                transformer_kernels.pack(joined("weight")),
+                transformer_kernels.pack(join_tensors("weight")),
                 transformer_kernels.code_of(first.weight.dtype),
             )
         self._held += packed, bias

@@ -114,7 +114,7 @@ class NativeRunner(ModelRunner):
         entries = (0, len(self._layers))
         found = []
         for runner in (self._hf, self):
-            cache = SlotCache(self._hf.kept.shapes, 1, self._dtype, torch.device("cpu"))
+            cache = SlotCache(self._hf.stored_shapes.shapes, 1, self._dtype, torch.device("cpu"))
             cache.reserve(TRIAL_TOKENS)
             batch = ForwardBatch.chains([ids], cache.lengths.copy(), torch.device("cpu"))
             out = runner.forward(batch, cache, Outputs(entries))
@@ -203,14 +203,14 @@ class NativeRunner(ModelRunner):
 
     def _angles(self, batch: ForwardBatch, x: Tensor) -> Angles:
         if self._hf.rope_boundary is None:
-            known = self._rope.known(x, int(batch.positions.max(initial=0)))
+            known = self._rope.cos_sin(x, int(batch.positions.max(initial=0)))
             return Angles(*known, np.ascontiguousarray(batch.positions))
-        with self._hf.rotated_apart(batch):
+        with self._hf.rotate_separately(batch):
             turned = self._stack.rotary_emb(x, torch.from_numpy(batch.padded_positions))
         cosines, sines = (batch.unpad(t).contiguous() for t in turned)
         return Angles(cosines, sines, np.arange(len(batch.positions)))
 
-    def stored(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def first_layer_kv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first layer's keys and values [R, G, n, width].
 
         Args:
@@ -220,7 +220,7 @@ class NativeRunner(ModelRunner):
         sizes, (rows, n, _) = self._layers[0].sizes, x.shape
         k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
         places = np.ascontiguousarray(positions.numpy()).reshape(-1)
-        angles = Angles(*self._rope.known(x, int(places.max())), places)
+        angles = Angles(*self._rope.cos_sin(x, int(places.max())), places)
         run_layers(self._layers[:1], x, angles, KVView(k, v, None, n), None, FIRST_PART)
         return k, v
 

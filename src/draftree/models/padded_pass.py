@@ -13,7 +13,7 @@ from draftree.models.graph_capture import (
     Epilogue,
     InputTensors,
     OutputTensors,
-    run_unrecorded,
+    run_eagerly,
 )
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.recurrent.state_cache import Pass
@@ -45,7 +45,7 @@ def run_pass(
         kind: a key; passes of one kind differ only in batch, cache and epilogue. None for a pass
             that is not recorded.
         cache: the cache of keys and values.
-        batch: the tokens; for a recorded pass, in the width that `widened` gives.
+        batch: the tokens; for a recorded pass, in the width that `with_width` gives.
         capture: how recorded passes are run.
         then: the epilogue on the results, in the same recording.
         window: number of positions that sliding-window layers see; None if no layer has a window.
@@ -68,7 +68,7 @@ def run_pass(
 
     with phase("model"):
         if kind is None:
-            return run_unrecorded(given, body)
+            return run_eagerly(given, body)
         inputs = tuple((name, t.shape, t.dtype) for name, t in given.items())
         return capture.run(
             (cache.place, kind, batch.width, batch.kind, then.kind, inputs), given, body

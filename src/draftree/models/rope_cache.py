@@ -24,11 +24,11 @@ class RopeCache:
     def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [R, n, D] at positions [R, n] on a CPU, in `like`'s dtype."""
         at = positions.reshape(-1)
-        known = self.known(like, int(positions.numpy().max()))
+        known = self.cos_sin(like, int(positions.numpy().max()))
         cosines, sines = (t.index_select(0, at).view(*positions.shape, -1) for t in known)
         return cosines, sines
 
-    def known(self, like: Tensor, last: int) -> tuple[Tensor, Tensor]:
+    def cos_sin(self, like: Tensor, last: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [P, D] of positions 0 to P − 1, where P is more than `last`."""
         frequencies: Any = self._module._buffers.get("inv_freq")
         if frequencies is not self._frequencies:  # they may be replaced in a trial

@@ -18,10 +18,10 @@ OLD_FORWARD = "_old_forward"
 
 def share_weights(model: Model) -> Model:
     """Return a copy of a model with modules and configs of its own, but the same weight tensors."""
-    return cast(Model, _copied(model, {}, {}))
+    return cast(Model, _copy_module(model, {}, {}))
 
 
-def _copied(
+def _copy_module(
     module: nn.Module, made: dict[nn.Module, nn.Module], configs: dict[int, Any]
 ) -> nn.Module:
     if module in made:
@@ -34,12 +34,12 @@ def _copied(
         elif isinstance(value, dict):  # of weights, buffers, hooks
             own[name] = copy.copy(value)
         elif isinstance(value, nn.Module):  # held in addition to the parts
-            own[name] = _copied(value, made, configs)
+            own[name] = _copy_module(value, made, configs)
     forward = own.get(OLD_FORWARD, own.get("forward"))
     if isinstance(forward, MethodType) and forward.__self__ is module:
         own["forward"] = MethodType(forward.__func__, new)
     own["_modules"] = {
-        name: None if part is None else _copied(part, made, configs)
+        name: None if part is None else _copy_module(part, made, configs)
         for name, part in module._modules.items()
     }
     return new

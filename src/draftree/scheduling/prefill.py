@@ -202,7 +202,7 @@ class PromptReader:
             entry.mark("begun")
             if entry.prompt.cache is not None:
                 row = rows.free[:1]
-                rows.cache.put(row, entry.prompt.cache)
+                rows.cache.replace_sequences(row, entry.prompt.cache)
                 read = [
                     replace(t, rows=np.full(len(t.rows), row[0]), cache=rows.cache)
                     for t in entry.prompt.hidden_states

@@ -122,7 +122,7 @@ class PrefixStore:
                     layer: h.clone()
                     for layer, h in hidden_states.take(mine[start:stop]).hidden.items()
                 }
-                block = PromptBlock(parent, tokens, cache.copied(row, start, stop), hidden)
+                block = PromptBlock(parent, tokens, cache.copy_slots(row, start, stop), hidden)
                 self._blocks[id(parent), tokens] = block
                 if parent is not None:
                     parent.children += 1

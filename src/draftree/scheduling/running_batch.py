@@ -98,7 +98,7 @@ class RunningBatch:
                 continue
             row = int(rows.free[0])
             if entry.prompt.cache is not None:
-                rows.cache.put(np.array([row]), entry.prompt.cache)
+                rows.cache.replace_sequences(np.array([row]), entry.prompt.cache)
                 entry.prompt.cache = None
             rows.seat(row, entry.request)
             entry.prompt.row = row

@@ -339,7 +339,7 @@ class Scheduler:
         Only then may sequences be preempted: their text must continue as if they had not been.
         """
         target = self._host.target
-        return target.reuses_prefixes and not target.decoder.kept.clamped
+        return target.reuses_prefixes and not target.decoder.stored_shapes.clamped
 
     def forget(self) -> None:
         """Drop all prompts that are stored for later requests with the same beginning."""

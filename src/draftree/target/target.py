@@ -447,9 +447,9 @@ class Target:
         """
         if rows is None or len(rows) == cache.rows:
             return self._prefilled(cache, prompts, needs, more)
-        part = cache.taken(rows)
+        part = cache.copy_sequences(rows)
         read = self._prefilled(part, prompts, needs, more)
-        cache.put(rows, part)
+        cache.replace_sequences(rows, part)
         return replace(
             read,
             hidden_states=replace(
@@ -517,7 +517,7 @@ class Target:
         length, because each part of a prompt needs the frequencies of the whole prompt.
         """
         recorded = self.decoder.capture.ladder.few
-        return not (recorded or self.decoder.kept.states) and self.reuses_prefixes
+        return not (recorded or self.decoder.stored_shapes.states) and self.reuses_prefixes
 
     @property
     def packs(self) -> bool:
@@ -624,7 +624,7 @@ class Target:
         rows = [np.flatnonzero(row == r) for r in range(cache.rows)]
         places = [positions[i] for i in rows]
         visible, ids = [seen[np.ix_(i, i)] for i in rows], [tokens[i] for i in rows]
-        batch = ForwardBatch.packed(
+        batch = ForwardBatch.from_sequences(
             ids, places, cache.lengths.copy(), visible, places, self.decoder.device
         )
         out, read = self._passed(batch, cache, needs, chunks)

@@ -54,7 +54,7 @@ def read_features(target: Target, ids: Tensor, needs: HiddenStateSpec) -> Featur
     layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
     catcher = KVCollector({layer % count for layer in needs.kv})
     stack: Any = target.decoder.stack
-    with target.decoder.hf.tapped(layers) as hidden:
+    with target.decoder.hf.collect_hidden_states(layers) as hidden:
         stack(input_ids=ids, **target.decoder.hf.causal(ids, catcher))
     return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
 
@@ -116,7 +116,9 @@ class Shards:
         width = 0
         for kind, layer in (name.split(".") for name in self.lacking):
             shape = decoder.shapes[int(layer)] if kind == "kv" else None
-            width += decoder.hidden if shape is None else shape.heads * (shape.key + shape.value)
+            width += (
+                decoder.hidden_size if shape is None else shape.heads * (shape.key + shape.value)
+            )
         return width * decoder.dtype.itemsize * sum(len(s.tokens) for s in self.samples)
 
     def _hidden_state_folder(self, layer: int) -> str:
@@ -216,7 +218,7 @@ class Shards:
                         self._hidden_state_folder(layer),
                         i,
                         str(i),
-                        (-1, self.target.decoder.hidden),
+                        (-1, self.target.decoder.hidden_size),
                     )
                     for i in chosen
                 ]

@@ -97,7 +97,7 @@ class ParallelMethod(TrainableMethod):
         rope: Any = llama.rope_parameters
         values = {name: getattr(llama, name) for name in COPIED_ENTRIES} | {
             "vocab_size": vocab,
-            "hidden_size": target.decoder.hidden,
+            "hidden_size": target.decoder.hidden_size,
             "model_type": "qwen3",
             "num_hidden_layers": self.layers,
             "layer_types": ["full_attention"] * self.layers,
@@ -161,7 +161,7 @@ def _check_target_fit(
     """
     vocab, last = target.decoder.vocab, int(target.decoder.config.num_hidden_layers) - 1
     stored.check_sizes(
-        method, layout.values, {"vocab_size": vocab, "hidden_size": target.decoder.hidden}
+        method, layout.values, {"vocab_size": vocab, "hidden_size": target.decoder.hidden_size}
     )
     if layout.mask >= vocab:
         raise UserError(
@@ -286,7 +286,8 @@ class ParallelDrafter(Trainable[BlockState]):
     @override
     def select(self, state: BlockState, rows: Ints, cache: SlotCache) -> BlockState:
         return BlockState(
-            state.cache.taken(rows, SPARE_SLOTS), unread=move_unread(state.unread, rows, cache)
+            state.cache.copy_sequences(rows, SPARE_SLOTS),
+            unread=move_unread(state.unread, rows, cache),
         )
 
     @final

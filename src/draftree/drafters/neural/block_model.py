@@ -98,7 +98,7 @@ class ParallelNet(nn.Module):
         self.config = config
         self.layout = layout
         self._target = target
-        self.fc = nn.Linear(len(layout.reads) * target.decoder.hidden, size, bias=False)
+        self.fc = nn.Linear(len(layout.reads) * target.decoder.hidden_size, size, bias=False)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(len(layout.sights)))
         self.hidden_norm, self.norm = (
             Qwen3RMSNorm(size, eps=config.rms_norm_eps) for _ in range(2)

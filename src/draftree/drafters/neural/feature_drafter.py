@@ -311,7 +311,7 @@ class PairReader(Trainable[PairState]):
     def select(self, state: PairState, rows: Ints, cache: SlotCache) -> PairState:
         decoding, features = (
             select_sequences(state.decoding, rows, cache),
-            state.features.taken(rows, SPARE_SLOTS),
+            state.features.copy_sequences(rows, SPARE_SLOTS),
         )
         return _drop_step(decoding, features, move_unread(state.unread, rows, cache))
 
@@ -568,7 +568,9 @@ def _true_pair_batch(
         np.tri(n, start - length + n, start - length, dtype=np.bool_) for length, start, n in rows
     ]
     scratch = [np.arange(length, start + n) for length, start, n in rows]
-    return ForwardBatch.packed(tokens, places, starts, visible, scratch, cache.device), sizes
+    return ForwardBatch.from_sequences(
+        tokens, places, starts, visible, scratch, cache.device
+    ), sizes
 
 
 def _drop_step(

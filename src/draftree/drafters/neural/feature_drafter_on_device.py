@@ -82,7 +82,7 @@ class PairLayers(CachingLayers):
         pick: Pick,
     ) -> Nodes:
         passes, cache = self._passes, self._decoding.cache
-        feed = feed.widened(cache.ladder.width(feed.width))
+        feed = feed.with_width(cache.ladder.width(feed.width))
         if isinstance(feed, ForwardBatch):  # true pairs, including the root's
             given = {**given, "features": known_features(passes.features, feed.padded_positions)}
         else:

@@ -43,7 +43,7 @@ class KernelLayer(Replacement):
         """Return the layer's output [R, n, D] for hidden states [R, n, D]."""
         turned, mask = given.get("position_embeddings"), given.get("attention_mask")
         if turned is None or not usable(self.native, mask, hidden_states, *turned):
-            stock: Tensor = self.replaced(hidden_states, **given)
+            stock: Tensor = self.replaced_module(hidden_states, **given)
             return stock
         cache = given.get("cache", given.get("past_key_values"))
         index = int(self.self_attn.layer_idx)
@@ -101,7 +101,9 @@ def run_native(
 
 def layer_kinds(network: nn.Module) -> list[str]:
     """Return the class names of a drafter's layers that native kernels compute, for the record."""
-    found = {type(m.replaced).__name__ for m in network.modules() if isinstance(m, KernelLayer)}
+    found = {
+        type(m.replaced_module).__name__ for m in network.modules() if isinstance(m, KernelLayer)
+    }
     prepared = (m for m in network.modules() if isinstance(m, PreparedLayer) and m.native)
     return sorted(found | {type(m).__name__ for m in prepared})
 

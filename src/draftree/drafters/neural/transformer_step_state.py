@@ -126,8 +126,8 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
         starts[r] += len(pending) + len(before) if before.size else 0
         columns[owner == r] = waiting + np.arange(len(nodes))
     tokens, positions, visible, scratch = zip(*parts, strict=True)
-    feed = ForwardBatch.packed(tokens, positions, starts, visible, scratch, device)
-    feed = feed.widened(cache.ladder.width(feed.width))  # as in captured passes
+    feed = ForwardBatch.from_sequences(tokens, positions, starts, visible, scratch, device)
+    feed = feed.with_width(cache.ladder.width(feed.width))  # as in captured passes
     fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
     return StepLayout(feed, owner, columns, fed)
 
@@ -167,7 +167,7 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
 def select_sequences(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
     """Return the state with sequences moved to other slots, see `Drafter.select`."""
     empty, pending = (
-        Decoding.empty(state.cache.taken(rows, SPARE_SLOTS)),
+        Decoding.empty(state.cache.copy_sequences(rows, SPARE_SLOTS)),
         select_slots(state.pending, rows, NO_TOKENS),
     )
     return replace(empty, pending=pending, unread=move_unread(state.unread, rows, cache))

@@ -141,7 +141,7 @@ class ShapeRecorder(PassThroughCache):
         types = getattr(self._config, "layer_types", None) or ()
         return str(types[layer]) if layer < len(types) else "of no named type"
 
-    def kept(self) -> StoredShapes:
+    def stored_shapes(self) -> StoredShapes:
         """Return the recorded shapes.
 
         Raises:

@@ -218,7 +218,7 @@ class PassFunctions:
             q, k = (t.repeat_interleave(shared, 1) for t in (q, k))
         decay = decay if decay.dim() == 4 else decay[..., None]
         scaled = q * key.shape[-1] ** -0.5
-        before = self._pass.stashed
+        before = self._pass.stashed_tensors
         out, stash = delta_tree(self._paths, before, scaled, k, v, decay, b[..., None], state)
         return out.transpose(1, 2).to(query.dtype), stash
 
@@ -263,7 +263,7 @@ class PassFunctions:
         inputs, step, a, b, c = (t.to(state.dtype) for t in (x, dt, A, B, C))
         b, c = (t.transpose(1, 2).repeat_interleave(x.shape[2] // B.shape[2], 1) for t in (b, c))
         of_head = (inputs * step[..., None]).transpose(1, 2), (step * a).transpose(1, 2)[..., None]
-        out, stash = ssd_tree(self._paths, self._pass.stashed, *of_head, b, c, state)
+        out, stash = ssd_tree(self._paths, self._pass.stashed_tensors, *of_head, b, c, state)
         out = out.transpose(1, 2) if D is None else out.transpose(1, 2) + inputs * D[:, None]
         return out.contiguous(), stash  # some models need it for `view`
 
@@ -304,14 +304,16 @@ class PassFunctions:
         else:
             rows = (t.mT[:, None] for t in (inputs, step, b, c))
             x_, step_, b_, c_ = rows
-            out, made = s6_tree(self._paths, self._pass.stashed, x_, step_, a, b_, c_, state)
+            out, made = s6_tree(
+                self._paths, self._pass.stashed_tensors, x_, step_, a, b_, c_, state
+            )
             out = out[:, 0].mT
         out = out if D is None else out + inputs * D[:, None]
         return (out if z is None else out * silu(z)).to(x.dtype), made
 
     def _without_padding(self, values: Tensor) -> Tensor:
         """Set the padding of values [R, n, …] to zero, so that it adds nothing to a state."""
-        if not self._paths.ragged:
+        if not self._paths.is_ragged:
             return values
         return values.masked_fill(
             self._paths.padding.view(*self._paths.padding.shape, *(1,) * (values.dim() - 2)), 0

@@ -224,14 +224,14 @@ class States:
         self.read[row] = min(self.read[row], reached)
         return reached
 
-    def taken(self, rows: Ints) -> Self:
+    def copy_sequences(self, rows: Ints) -> Self:
         """Return a copy of some sequences' states and snapshots; −1 stands for an empty one."""
         part = type(self)(self.shapes, len(rows), self.dtype, self.device, self.clamped)
         there = np.flatnonzero(rows >= 0)
         part._copy(self, there, rows[there])
         return part
 
-    def put(self, rows: Ints, part: Self) -> None:
+    def replace_sequences(self, rows: Ints, part: Self) -> None:
         """Replace the states of some sequences by the states of another object's sequences."""
         self._copy(part, rows, np.arange(len(rows)))
 
@@ -283,7 +283,7 @@ class Pass:
         return self._states.bases[self._key]
 
     @property
-    def stashed(self) -> Mapping[str, Tensor]:
+    def stashed_tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors that earlier passes of the step stashed for that layer, by name."""
         made = None if self._before is None else self._before.made[self._key]
         return made.parts if isinstance(made, Stash) else {}

@@ -116,7 +116,7 @@ class TreePaths:
         )
 
     @property
-    def ragged(self) -> bool:
+    def is_ragged(self) -> bool:
         """Return whether any sequence has padding."""
         return bool((self.widths < self.seen.shape[1]).any())
 
