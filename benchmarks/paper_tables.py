@@ -149,7 +149,7 @@ def part_specs(
     """
     from common.paper_recipes import SMALL, TRAINED
     from draftree.registry import names
-    from draftree.target.target_names import shipped, shipped_folder, shipped_name
+    from draftree.target.target_names import shipped_drafters, shipped_folder, shipped_name
 
     given, told = (
         dict(item.partition("=")[::2] for item in asked.named),
@@ -160,7 +160,7 @@ def part_specs(
             raise UserError(f"--as names '{name}', the claims are about {', '.join(sorted(told))}")
     if shipped_folder(asked.target, "c2t"):
         given.setdefault("c2t", f"c2t:classifier={shipped_name(asked.target)}")
-    methods = {method for _, method in shipped(asked.target)}
+    methods = {method for _, method in shipped_drafters(asked.target)}
     if "vdm" in methods:
         given.setdefault(SMALL, "vdm")
     there = methods | {"pld", *names("policy"), *given}

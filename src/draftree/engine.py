@@ -68,9 +68,9 @@ from draftree.target.target_names import (
     ALLOWED,
     DEMO,
     SMOLLM2,
-    known_as,
     missing_package,
     shipped_name,
+    short_target_name,
 )
 from draftree.text import completion
 from draftree.text.calls import ECHO, STOP, after_history, asks_for, of_template, takes_prompt
@@ -1129,7 +1129,7 @@ def target_of(
             announce(f"loading target '{given}'", own_bar=True),
             as_user_error(f"cannot load target {format_value(str(given))}"),
         ):
-            target = Target.load(known_as(str(given)), dtype, device, **how)
+            target = Target.load(short_target_name(str(given)), dtype, device, **how)
     elif isinstance(given, Target | PreTrainedModel):
         exactness = how.pop("exactness", None) if isinstance(given, PreTrainedModel) else None
         for name, value in {"dtype": dtype, "device": device, **how}.items():

@@ -40,7 +40,7 @@ from draftree.evaluation.teacher_forcing import ComparedDrafts, drive
 from draftree.models.kv_cache import SlotCache
 from draftree.registry import build
 from draftree.target.target import HiddenStateSpec, Target
-from draftree.target.target_names import shipped
+from draftree.target.target_names import shipped_drafters
 from draftree.testing.fakes import tiny_target
 from draftree.weights import demo_folder
 from folders import byte_tokenizer, target_folder
@@ -117,7 +117,7 @@ def test_costs_that_another_program_slowed_are_measured_again(
     )
 
 
-@pytest.mark.parametrize("name", one_in(2, [name for _, name in shipped("demo")]))
+@pytest.mark.parametrize("name", one_in(2, [name for _, name in shipped_drafters("demo")]))
 def test_every_shipped_drafter_can_be_examined(
     demo: Target, texts: list[TokenText], name: str
 ) -> None:

@@ -11,7 +11,7 @@ from draftree.engine import load, usual_drafter
 from draftree.errors import UserError
 from draftree.policies.c2t import C2T
 from draftree.registry import build
-from draftree.target.target_names import shipped, shipped_folder, shipped_name
+from draftree.target.target_names import shipped_drafters, shipped_folder, shipped_name
 from draftree.weights import GROUP, INSTALL, demo_folder, weights_folder
 from packages import install
 
@@ -59,7 +59,7 @@ class TestWithoutWeights:
         assert INSTALL in told
 
     def test_no_drafter_is_shipped(self) -> None:
-        assert shipped() == []
+        assert shipped_drafters() == []
         assert shipped_folder("demo", "edd") is None
         assert shipped_name("demo") == "demo"
         assert shipped_name("x/y") is None
@@ -104,8 +104,8 @@ def test_the_package_holds_code_only() -> None:
 
 def test_all_named_weights_are_there() -> None:
     assert weights_folder("demo") is not None
-    assert {target for target, _ in shipped()} == {"demo", "smollm2"}
-    for target, method in shipped():
+    assert {target for target, _ in shipped_drafters()} == {"demo", "smollm2"}
+    for target, method in shipped_drafters():
         folder = shipped_folder(target, method)
         assert folder is not None
         assert json.loads((folder / "config.json").read_text())

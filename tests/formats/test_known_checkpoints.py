@@ -8,7 +8,7 @@ import pytest
 from draftree.engine import usual_drafter
 from draftree.formats.known_checkpoints import published_drafters, published_drafters_for
 from draftree.registry import names
-from draftree.target.target_names import shipped, shipped_folder
+from draftree.target.target_names import shipped_drafters, shipped_folder
 
 
 def test_each_has_a_method_and_a_source() -> None:
@@ -42,10 +42,10 @@ def test_the_command_lists_them(draftree: Callable[..., tuple[int, str, str]]) -
 
 
 def test_shipped_drafters_have_folders() -> None:
-    assert ("demo", "edd") in shipped()
-    assert all(shipped_folder(target, method) for target, method in shipped())
-    assert {target for target, _ in shipped("demo")} == {"demo"}
-    assert shipped("other") == []
+    assert ("demo", "edd") in shipped_drafters()
+    assert all(shipped_folder(target, method) for target, method in shipped_drafters())
+    assert {target for target, _ in shipped_drafters("demo")} == {"demo"}
+    assert shipped_drafters("other") == []
 
 
 def test_the_heads_of_the_papers_are_known() -> None:

@@ -135,7 +135,7 @@ def test_a_tree_is_the_hosts(policy: Policy, depth: tuple[int, ...]) -> None:
         wanted = policy.draft(paths.expand, roots, COSTS, room, None)
         grown = grow(plan, Fakes(paths, len(depth)), tokens, bounds, np.zeros_like(bounds))
         best = grown.nodes.best(grown.count, grown.rank(grown.nodes))
-        told = grown.told(grown.report(grown.nodes, best).numpy())
+        told = grown.to_host(grown.report(grown.nodes, best).numpy())
         tree = told.tree
         ids, depths = grown.nodes.tokens.gather(1, best), grown.nodes.depth.gather(1, best)
         seen = grown.nodes.lines(best, best)
@@ -204,7 +204,7 @@ def test_a_tree_of_yield_is_the_hosts(costs: Costs, rows: int, dtype: torch.dtyp
         bounds = np.where(np.isin(np.arange(rows), plan.first), depth, 0)
         grown = grow(plan, Fakes(paths, rows), roots.tokens, bounds, np.zeros(rows, np.int64))
         best = grown.nodes.best(grown.count, grown.rank(grown.nodes))
-        tree = grown.told(grown.report(grown.nodes, best).numpy()).tree
+        tree = grown.to_host(grown.report(grown.nodes, best).numpy()).tree
         drafted += wanted.drafted
         stopped.add(int(wanted.depth.max()))
         for mine, its in ((tree, wanted), (tree.whole or tree, wanted.whole or wanted)):
@@ -246,7 +246,7 @@ def test_a_tree_that_probes_is_the_hosts(rows: int) -> None:
             bounds = np.where(np.isin(np.arange(rows), plan.first), depth, 0)
             grown = grow(plan, Fakes(paths, rows), roots.tokens, bounds, np.zeros(rows, np.int64))
             best = grown.nodes.best(grown.count, grown.rank(grown.nodes))
-            tree = grown.told(grown.report(grown.nodes, best).numpy()).tree
+            tree = grown.to_host(grown.report(grown.nodes, best).numpy()).tree
             verified += wanted.drafted
             for mine, its in ((tree, wanted), (tree.whole or tree, wanted.whole or wanted)):
                 for name in ("tokens", "parents", "depth", "row"):

@@ -211,13 +211,13 @@ def others_logits(read: Read) -> Read:
 def test_a_mistake_in_what_was_read_is_noticed(
     target: Target, mistake: Callable[[Read], Read], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passed = Target._passed
+    passed = Target._run_pass
 
     def wrong(*given: Any) -> tuple[Any, Read | None]:
         out, read = passed(*given)
         return out, None if read is None else mistake(read)
 
-    monkeypatch.setattr(Target, "_passed", wrong)
+    monkeypatch.setattr(Target, "_run_pass", wrong)
     with pytest.raises(AssertionError):
         check(target)
 

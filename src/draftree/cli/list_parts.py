@@ -102,11 +102,11 @@ def list_drafters(
     from draftree.cli import terminal
     from draftree.cli.console import remark
     from draftree.formats.known_checkpoints import published_drafters, published_drafters_for
-    from draftree.target.target_names import shipped
+    from draftree.target.target_names import shipped_drafters
 
     own = [
         {"target": name, "drafter": method, "source": "draftree"}
-        for name, method in shipped(target)
+        for name, method in shipped_drafters(target)
     ]
     others = [
         asdict(entry)

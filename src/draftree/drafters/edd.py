@@ -232,7 +232,7 @@ class EDDDrafter(OneLayerDrafter):
     @override
     def flush(self, state: Decoding) -> Decoding:
         return (
-            replace(self._encode(state, HiddenStates.joined(state.unread)), unread=())
+            replace(self._encode(state, HiddenStates.concatenate(state.unread)), unread=())
             if state.unread
             else state
         )

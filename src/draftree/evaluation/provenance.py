@@ -48,7 +48,7 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             **({"packed": packed} if (packed := packed_shapes(decoder.model)) else {}),
             **({"compiled": compiled} if (compiled := decoder.native_kinds) else {}),
             **({"between": between} if (between := replaced_kinds(decoder.model)) else {}),
-            **({"loading": said} if (said := target.loading.said) else {}),
+            **({"loading": said} if (said := target.loading.explicit_options) else {}),
         },
     }
 

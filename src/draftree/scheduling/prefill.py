@@ -135,7 +135,7 @@ class PromptReader:
             ]
         begun, joined = (
             np.array([entry.prompt.row for entry in entries], np.int64),
-            HiddenStates.joined(hidden_states),
+            HiddenStates.concatenate(hidden_states),
         )
         events, self._batch.state = loop.begin(
             parts, rows, begun, logits, joined, self._batch.state
@@ -211,6 +211,6 @@ class PromptReader:
         begun, events, hidden_states = loop.prefill(
             parts.target, parts.acceptor, parts.drafter.needs, rows, requests
         )
-        hidden_states = HiddenStates.joined([*read, hidden_states])
+        hidden_states = HiddenStates.concatenate([*read, hidden_states])
         self._batch.state = loop.start(parts, rows, begun, hidden_states, self._batch.state)
         self._join(rows, entries, events, hidden_states)

@@ -105,7 +105,7 @@ def probe_batch_invariance(
     """
     about = measurement_key(decoder)
     path = measurement_path("exactness", about)
-    before = _stored(path)
+    before = _load_findings(path)
     stable = BatchInvariantRunner(decoder, {} if before is None else before.kinds)
     found = before
     if found is None:
@@ -144,7 +144,7 @@ def measurement_key(decoder: Decoder) -> dict[str, str]:
     }
 
 
-def _stored(path: Path) -> Findings | None:
+def _load_findings(path: Path) -> Findings | None:
     with (
         suppress(UserError),
         as_user_error(f"'{path}' does not hold findings"),

@@ -74,7 +74,7 @@ class Nodes:
     places: Tensor
 
     @property
-    def given(self) -> dict[str, Tensor]:
+    def as_inputs(self) -> dict[str, Tensor]:
         """Return the tensors as inputs of a pass, by name."""
         return {f"nodes {f.name}": getattr(self, f.name) for f in fields(self)}
 
@@ -84,7 +84,7 @@ class Nodes:
         return cls(*(given[f"nodes {f.name}"] for f in fields(cls)))
 
     @property
-    def made(self) -> OutputTensors:
+    def growing_tensors(self) -> OutputTensors:
         """Return the tensors that change as the trees grow."""
         return tuple(getattr(self, f.name) for f in fields(self)[:-NUM_CONSTANT_FIELDS])
 
@@ -294,7 +294,7 @@ class DeviceTree:
         )
         return torch.cat([each.double() for each in (*told, verified)], dim=1)
 
-    def told(self, report: Floats) -> DeviceReport:
+    def to_host(self, report: Floats) -> DeviceReport:
         """Convert a report to trees in the order in which the host would have drafted them."""
         size, fed = self.nodes.tokens.shape[1], self.nodes.fed.shape[1]
         ends = np.cumsum([*(size,) * 5, fed, fed, 1])
@@ -360,18 +360,18 @@ def verify_device_tree(
         )  # the position of padding is arbitrary
         return nodes.tokens.gather(1, best), places, nodes.lines(best, best), nodes.start
 
-    def made(results: OutputTensors, given: InputTensors) -> OutputTensors:
+    def append_report(results: OutputTensors, given: InputTensors) -> OutputTensors:
         nodes = Nodes.of(given)
         best = nodes.best(n, grown.rank(nodes))
         answers = asked(results[0][:, :n], nodes.noise, nodes.depth.gather(1, best))
         return *results, torch.cat((grown.report(nodes, best), answers.double()), dim=1)
 
-    batch = NodeBatch(n, cache.lengths.copy(), grown.nodes.given, "verify", n, make)
-    then = Epilogue((n, asked, grown.rank), {}, made)
+    batch = NodeBatch(n, cache.lengths.copy(), grown.nodes.as_inputs, "verify", n, make)
+    then = Epilogue((n, asked, grown.rank), {}, append_report)
     out, *caught, report = target.decoder.forward_on_device(batch, cache, needs.hidden, then)
     mark()
     told_of = report.cpu().numpy()
-    told = grown.told(told_of[:, : -2 * n])
+    told = grown.to_host(told_of[:, : -2 * n])
     tree = told.tree
     rows = [tree.of_row(row) for row in range(cache.rows)]
     answers = np.empty((2, len(tree)), np.int64)

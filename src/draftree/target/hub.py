@@ -82,7 +82,7 @@ def is_hub_reachable() -> bool:
     return found == [True]
 
 
-def find_cached(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
+def find_in_cache(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
     """Return the folder of a repository in the hub's cache, or None if the cache lacks it."""
     from huggingface_hub import (
         try_to_load_from_cache,
@@ -109,7 +109,7 @@ def locate_model(name: str, revision: str | None = None, file: str = "config.jso
     check_path(name)
     if exists(name) or is_hub_reachable():
         return name
-    if (folder := find_cached(name, revision, file)) is None:
+    if (folder := find_in_cache(name, revision, file)) is None:
         why = (
             "HF_HUB_OFFLINE is set"
             if constants.HF_HUB_OFFLINE

@@ -35,7 +35,7 @@ DEVICE_MAP_RULE: Rule = (
 )
 
 
-def _placed(places: Any) -> Any:
+def _parse_device_map(places: Any) -> Any:
     """Return a device map; a JSON text is parsed."""
     if not isinstance(places, str) or not places.startswith("{"):
         return places
@@ -46,7 +46,7 @@ def _placed(places: Any) -> Any:
 
 def _values(places: Any) -> list[Any]:
     """Return the devices that a device map names; none if it is not a device map."""
-    found = _placed(places)
+    found = _parse_device_map(places)
     if isinstance(found, Mapping):
         return list(found.values())
     return [found] if isinstance(found, str) and found else []
@@ -177,13 +177,13 @@ class Loading(Source):
     def weight_kwargs(self) -> dict[str, Any]:
         """Return arguments of `from_pretrained` for weights, except their dtype."""
         given = {
-            "device_map": _placed(self.device_map),
+            "device_map": _parse_device_map(self.device_map),
             "attn_implementation": self.attn_implementation,
         }
         return self.config_kwargs | {k: v for k, v in given.items() if v is not None}
 
     @property
-    def said(self) -> dict[str, Any]:
+    def explicit_options(self) -> dict[str, Any]:
         """Return the options that were set, except device and dtype, for the record of a run."""
         told = asdict(self).items()
         return {k: v for k, v in told if k not in ("device", "dtype") and v not in (None, False)}

@@ -15,7 +15,7 @@ from draftree.models.kernel_names import EXACT
 from draftree.target.hub import locate_model
 from draftree.target.load_options import Loading
 from draftree.target.quantization_support import refuse_missing_packages
-from draftree.target.target_names import known_as
+from draftree.target.target_names import short_target_name
 from draftree.utils.files import as_user_error, check_value, tensor_shapes
 
 
@@ -39,7 +39,7 @@ def loading_arguments(
         raise UserError(
             f"{what} is given for a target that is quantised, allowed only for weights without quantisation"
         )
-    refuse_missing_packages(known_as(str(config.name_or_path)), config, place)
+    refuse_missing_packages(short_target_name(str(config.name_or_path)), config, place)
     told: dict[str, Any] = {}
     # Straight to the device, without a copy of all weights in the host's memory; quantised ones
     # cannot all be moved.

@@ -12,7 +12,7 @@ from draftree.target.config_size_checks import check_bounds, check_shapes
 from draftree.target.no_loading_bar import no_loading_bar
 
 
-def pretrained(
+def load_pretrained(
     folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Load a model with transformers; return the model and transformers' loading report.

@@ -47,8 +47,15 @@ from draftree.target.load_weights import (
     merge_adapter,
     round_to_four_bits,
 )
-from draftree.target.model_construction import pretrained
-from draftree.target.target_names import ALLOWED, SMOLLM2, hint, known_as, location, shipped_name
+from draftree.target.model_construction import load_pretrained
+from draftree.target.target_names import (
+    ALLOWED,
+    SMOLLM2,
+    hint,
+    location,
+    shipped_name,
+    short_target_name,
+)
 from draftree.tree import AcceptResult, Bools, Ints, Tree
 from draftree.utils.files import as_user_error
 from draftree.utils.gc_pause import gc_paused
@@ -141,7 +148,7 @@ class HiddenStates:
         return replace(taken, rows=owner, cache=cache)
 
     @classmethod
-    def joined(cls, several: Sequence[Self]) -> Self:
+    def concatenate(cls, several: Sequence[Self]) -> Self:
         """Concatenate the internals of one or more steps in their order."""
         last = several[-1]
         if len(several) == 1:
@@ -323,7 +330,7 @@ class Target:
             four = loading.quantize == "int4"
             dtype = dtype or (torch.bfloat16 if chosen or four else usual)
             told = loading.weight_kwargs | loading_arguments(config, loading, place)
-            model, info = pretrained(path, config, dtype, **told)
+            model, info = load_pretrained(path, config, dtype, **told)
             if missing := sorted(
                 map(str, info["missing_keys"])
             ):  # transformers would use random weights
@@ -446,9 +453,9 @@ class Target:
                 sequence.
         """
         if rows is None or len(rows) == cache.rows:
-            return self._prefilled(cache, prompts, needs, more)
+            return self._prefill(cache, prompts, needs, more)
         part = cache.copy_sequences(rows)
-        read = self._prefilled(part, prompts, needs, more)
+        read = self._prefill(part, prompts, needs, more)
         cache.replace_sequences(rows, part)
         return replace(
             read,
@@ -457,7 +464,7 @@ class Target:
             ),
         )
 
-    def _prefilled(
+    def _prefill(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: HiddenStateSpec, more: int
     ) -> VerificationResult:
         reach = np.array([len(p) + more for p in prompts], np.int64)
@@ -530,7 +537,7 @@ class Target:
         """Run a pass over prompt chunks, at most one of each sequence, and commit them."""
         nothing = [np.zeros(0, np.int64)] * cache.rows
         batch = ForwardBatch.chains(nothing, cache.lengths.copy(), self.decoder.device)
-        _, read = self._passed(batch, cache, needs, chunks)
+        _, read = self._run_pass(batch, cache, needs, chunks)
         assert read is not None, "there are chunks"
         self._keep_read(cache, chunks)
         return read
@@ -539,7 +546,7 @@ class Target:
         for chunk in chunks:
             cache.keep(chunk.sequence, cache.lengths[chunk.sequence] + np.arange(len(chunk.tokens)))
 
-    def _passed(
+    def _run_pass(
         self, batch: ForwardBatch, cache: SlotCache, needs: HiddenStateSpec, chunks: Sequence[Chunk]
     ) -> tuple[ModelOutput, Read | None]:
         """Run a pass, and return its results for the batch and for the prompt chunks."""
@@ -580,14 +587,14 @@ class Target:
         scratch slots after each sequence's committed tokens, in node order, as `commit` expects.
         """
         if probes is not None:
-            return self._verified_with(cache, tree, needs, probes, chunks)
+            return self._verify_with(cache, tree, needs, probes, chunks)
         place, ids, positions, counts, seen = pack_trees(
             tree.row, tree.tokens, tree.depth, tree.parents, cache.lengths
         )
         batch = ForwardBatch.forest(
             ids, positions, counts, cache.lengths.copy(), seen, self.decoder.device
         )
-        out, read = self._passed(batch, cache, needs, chunks)
+        out, read = self._run_pass(batch, cache, needs, chunks)
         hidden_states = HiddenStates({}, tree.row, positions[place], tree.tokens, cache)
         verified = _in_order(
             out,
@@ -598,7 +605,7 @@ class Target:
         self._keep_read(cache, chunks)
         return replace(verified, read=read)
 
-    def _verified_with(
+    def _verify_with(
         self,
         cache: SlotCache,
         tree: Tree,
@@ -620,14 +627,14 @@ class Target:
         positions = np.concatenate(
             (cache.lengths[tree.row] + tree.depth, np.minimum(probes.positions, last))
         )
-        seen, n = _seen(tree, probes), len(tree)
+        seen, n = _visibility(tree, probes), len(tree)
         rows = [np.flatnonzero(row == r) for r in range(cache.rows)]
         places = [positions[i] for i in rows]
         visible, ids = [seen[np.ix_(i, i)] for i in rows], [tokens[i] for i in rows]
         batch = ForwardBatch.from_sequences(
             ids, places, cache.lengths.copy(), visible, places, self.decoder.device
         )
-        out, read = self._passed(batch, cache, needs, chunks)
+        out, read = self._run_pass(batch, cache, needs, chunks)
         at = np.argsort(np.concatenate(rows))
         probe_logits = out.logits.index_select(0, to_device(at[n:], out.logits.device))
         verified = _in_order(
@@ -716,7 +723,7 @@ class Packing:
         return padded[0, : self._n] if self._single else padded[self._row, self._column]
 
 
-def _seen(tree: Tree, probes: Probes) -> Bools:
+def _visibility(tree: Tree, probes: Probes) -> Bools:
     """Return the visibility matrix [N + P, N + P] of nodes and probes.
 
     Entry (i, j) is True if i sees j; both then belong to the same sequence. Probes see only the
@@ -804,7 +811,7 @@ def name_of(model: PreTrainedModel) -> str:
 
     For a model made in memory, return its class name followed by "in memory".
     """
-    return known_as(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
+    return short_target_name(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
 
 
 def warn_of_training(model: PreTrainedModel) -> bool:

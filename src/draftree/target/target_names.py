@@ -40,7 +40,7 @@ def shipped_name(name: str) -> str | None:
     return SMOLLM2 if path == wheel.resolve() else None
 
 
-def known_as(name: str) -> str:
+def short_target_name(name: str) -> str:
     """Return `demo` if a name is the demo target's folder; return any other name unchanged."""
     return DEMO if shipped_name(name) == DEMO else name
 
@@ -65,7 +65,7 @@ def missing_package(target: str) -> str:
     return missing_weights_message(name) if name and weights_folder(name) is None else ""
 
 
-def shipped(target: str | None = None) -> list[tuple[str, str]]:
+def shipped_drafters(target: str | None = None) -> list[tuple[str, str]]:
     """Return (target, method) of the shipped drafters, for all targets or for one."""
     names = (DEMO, SMOLLM2) if target is None else filter(None, [shipped_name(target)])
     folders = [

@@ -277,7 +277,7 @@ class Run:
         processes = Processes.on(device)
         about = {
             "target": target.name,
-            **target.loading.said,
+            **target.loading.explicit_options,
             "drafter": drafter.description,
             "data": digest(samples),
             **about,

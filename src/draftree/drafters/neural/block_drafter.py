@@ -261,7 +261,7 @@ class ParallelDrafter(Trainable[BlockState]):
     @torch.inference_mode()
     @override
     def flush(self, state: BlockState) -> BlockState:
-        return self._read(state, HiddenStates.joined(state.unread)) if state.unread else state
+        return self._read(state, HiddenStates.concatenate(state.unread)) if state.unread else state
 
     def _read(self, state: BlockState, hidden_states: HiddenStates) -> BlockState:
         """Cache the keys and values of newly committed tokens.

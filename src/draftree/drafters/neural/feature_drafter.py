@@ -262,7 +262,7 @@ class PairReader(Trainable[PairState]):
         `MAX_PENDING_PAIRS`; fewer are read by the next draft step. Within a step none are read.
         """
         if state.unread:
-            self._remember(state, HiddenStates.joined(state.unread))
+            self._remember(state, HiddenStates.concatenate(state.unread))
             state = replace(state, unread=())
         cache, pending = state.decoding.cache, state.decoding.pending
         if len(state.nodes):

@@ -100,7 +100,7 @@ class PairLayers(CachingLayers):
             before = (given["outputs"],) if "outputs" in given else ()
             return torch.cat((*before, out), dim=1), *choose(
                 logits, Nodes.of(given), given.get("ids")
-            ).made
+            ).growing_tensors
 
         kind = passes.weights.version if cache.ladder.few else None
         self._outputs, *grown = run_pass(

@@ -71,9 +71,9 @@ class HeadLayers(Layers):
         def body(given: InputTensors) -> OutputTensors:
             nodes = Nodes.of(given)
             logits = read(depth, given, nodes, nodes.fed[:, -count:])
-            return choose(logits, nodes, given.get("ids")).made
+            return choose(logits, nodes, given.get("ids")).growing_tensors
 
-        given = {**nodes.given, **self._given}
+        given = {**nodes.as_inputs, **self._given}
         shapes = tuple((name, t.shape, t.dtype) for name, t in given.items())
         kind = self._weights.version, depth, count, choose, shapes
         return nodes.after(self._capture.run(kind, given, body))

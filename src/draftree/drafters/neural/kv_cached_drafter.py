@@ -48,7 +48,7 @@ from draftree.models.causal_lm import Decoder
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.kernel_choice import choose_kernels
-from draftree.target.model_construction import one_layer, pretrained
+from draftree.target.model_construction import load_pretrained, one_layer
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Bools, Candidates, DraftVocab, Ints, Tree
 from draftree.utils.files import as_user_error, fill_folder
@@ -195,7 +195,7 @@ def load_model(
     logging.set_verbosity_error()  # the checks below replace the warnings of transformers
     try:
         with as_user_error(f"cannot load drafter '{folder}'"):
-            model, info = pretrained(
+            model, info = load_pretrained(
                 str(folder), AutoConfig.from_pretrained(folder), target.decoder.dtype
             )
     finally:

@@ -258,7 +258,7 @@ class CachingLayers(Layers):
                 nodes.begin,
             )
 
-        feed = NodeBatch(count, self.begin + fed - count, nodes.given, "layer", count, make)
+        feed = NodeBatch(count, self.begin + fed - count, nodes.as_inputs, "layer", count, make)
         return self._pass(feed, nodes, choose, {}, lambda out, given: out[:, :count])
 
     def _pass(
@@ -271,7 +271,7 @@ class CachingLayers(Layers):
     ) -> Nodes:
         # Tensors that a CUDA graph reads must live as long as the graph, or be inputs.
         given = given if self._ids is None else {**given, "ids": self._ids}
-        given = given if isinstance(feed, NodeBatch) else {**nodes.given, **given}
+        given = given if isinstance(feed, NodeBatch) else {**nodes.as_inputs, **given}
         return self.run(feed, nodes, choose, given, pick)
 
     @abstractmethod
@@ -347,7 +347,7 @@ class DecoderLayers(CachingLayers):
                 logits if columns is None else logits[..., columns],
                 Nodes.of(given),
                 given.get("ids"),
-            ).made
+            ).growing_tensors
 
         then = Epilogue(choose, given, grow_trees)
         return nodes.after(self._decoder.forward_on_device(feed, self._decoding.cache, (), then))
