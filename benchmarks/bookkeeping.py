@@ -104,7 +104,7 @@ def step(
     memory = Yield().start()
     needs = HiddenStateSpec()
     budget = _Budget.of(COSTS, tree.roots, memory)
-    tree = clock.time("selection", lambda: budget.selected(tree, False))
+    tree = clock.time("selection", lambda: budget.select_worthwhile(tree, False))
     told = choices(draws, tree, logits.shape[1])
     clock.time("packing", lambda: target.verify(rows.cache, tree, needs))
     p = Distributions(logits[: len(tree)], told=(told, ()), likeliest=True)

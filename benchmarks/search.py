@@ -101,7 +101,7 @@ def steps(
         start = time.perf_counter()
         tree = policy.draft(expand, roots, COSTS, TreeBudget(np.array([64]), 512), None)
         drafted, asked = time.perf_counter() - start, expand.seconds
-        near = Local.of(*policy._asked(expand, roots, TreeBudget(np.array([64]), 512)))
+        near = Local.of(*policy._expand_layers(expand, roots, TreeBudget(np.array([64]), 512)))
         start = time.perf_counter()
         search(roots.tokens, near.sentences("paper"), policy.iterations, policy.exploration)
         searched = time.perf_counter() - start
@@ -149,7 +149,7 @@ def followed(
                 Tree.from_roots(np.zeros(1, np.int64), text[at : at + 1]),
                 TreeBudget(np.array([64]), 512),
             )
-            near = Local.of(*MCTS()._asked(Timed(drafter, state), roots, room))
+            near = Local.of(*MCTS()._expand_layers(Timed(drafter, state), roots, room))
             for c1 in EXPLORATION if len(near.tree) > 2 * MCTS().continuations else ():
                 found[c1].append(alike(near, MCTS(c1=c1)))
     names = ("correlation", "kept in common")

@@ -182,7 +182,7 @@ class Engine(Hinting, metaclass=_Loads):
     def __post_init__(self) -> None:
         """Check that the drafter can read the target, and fit the policy to the target's size."""
         self.target.refuse_needs(self.drafter.needs)
-        self.policy = self.policy.sized(count_parameters(self.target.decoder.model))
+        self.policy = self.policy.for_target_size(count_parameters(self.target.decoder.model))
 
     def __repr__(self) -> str:
         """Return a text that names the target, the drafter, the policy and the acceptor."""

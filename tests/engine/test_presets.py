@@ -107,12 +107,14 @@ def test_the_command_line_knows_presets(draftree: Any, tmp_path: Path) -> None:
 def test_nodes_follow_the_size_of_the_target() -> None:
     """EAGLE-2, appendix A: 60, 50 and 48 for 7B, 13B and 70B."""
     policy = build("policy", "eagle2")
-    assert [policy.sized(int(size)).kept for size in (135e6, 7e9, 13e9, 33e9, 70e9)] == [
+    assert [
+        policy.for_target_size(int(size)).num_verified for size in (135e6, 7e9, 13e9, 33e9, 70e9)
+    ] == [
         60,
         60,
         50,
         48,
         48,
     ]
-    assert build("policy", "eagle2:nodes=26").sized(int(70e9)).kept == 26
-    assert policy.sized(int(1e9)) is policy
+    assert build("policy", "eagle2:nodes=26").for_target_size(int(70e9)).num_verified == 26
+    assert policy.for_target_size(int(1e9)) is policy

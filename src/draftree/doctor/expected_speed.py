@@ -106,7 +106,7 @@ def examine(target: Target, drafter: Drafter[Any], policy: str) -> ExpectedSpeed
     read = size.bytes + size.expert_bytes * size.routed / size.experts
     memory = torch.cuda.mem_get_info(decoder.device) if decoder.device.type == "cuda" else None
     plans = {f"chain of {n}": DeviceGrowth(n, 1) for n in CHAINS}
-    grown: Policy = build("policy", policy).sized(count_parameters(decoder.model))
+    grown: Policy = build("policy", policy).for_target_size(count_parameters(decoder.model))
     if grown.plan is not None:
         plans[policy] = grown.plan
     return ExpectedSpeed(
@@ -129,7 +129,7 @@ def examine(target: Target, drafter: Drafter[Any], policy: str) -> ExpectedSpeed
 
 
 def _shape(costs: Costs, name: str, plan: DeviceGrowth) -> Shape:
-    drafted = [plan.drafted(depth) for depth in range(plan.depth + 1)]
+    drafted = [plan.max_drafted_nodes(depth) for depth in range(plan.depth + 1)]
     layers = np.diff(drafted)[:-1]  # of which the best are drafted below
     frontiers = np.array(
         [1, *(layers if plan.frontier is None else np.minimum(layers, plan.frontier))], np.float64

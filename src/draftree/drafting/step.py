@@ -172,7 +172,7 @@ class Drafting(RetrievalExpand):
             return None
         if plan.nodes is not None:
             return replace(plan, nodes=min(plan.nodes, room.nodes))
-        return plan if plan.drafted(min(plan.depth, deepest)) <= room.nodes else None
+        return plan if plan.max_drafted_nodes(min(plan.depth, deepest)) <= room.nodes else None
 
     @in_phase("draft")
     def _layers(self, plan: DeviceGrowth, roots: Tree, depth: Ints) -> Layers | None:

@@ -109,7 +109,7 @@ class DeviceGrowth:
     nodes: int | None = None
     first: Ints | None = field(default=None, compare=False)
 
-    def drafted(self, depth: int) -> int:
+    def max_drafted_nodes(self, depth: int) -> int:
         """Return the largest number of nodes of a sequence that are drafted down to a depth."""
         frontier, total = 1, 0
         for _ in range(depth):
@@ -124,7 +124,7 @@ class DeviceGrowth:
             )
         return total
 
-    def known(self, layers: Layers) -> Floats:
+    def choice_inputs(self, layers: Layers) -> Floats:
         """Return the values [X] for `Nodes.known` that the choices read.
 
         They are inputs of captured passes, so that they may change from step to step.
@@ -144,7 +144,7 @@ class DeviceGrowth:
         above = nodes.score.gather(1, frontier)
         return above[..., None] + own, torch.zeros_like(above)
 
-    def chosen(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
+    def choose_nodes(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
         """Return the indices [R, M] of a layer's nodes among its candidates, in ascending order.
 
         `worth` holds the scores of the candidates, [R, F · K].
@@ -213,7 +213,7 @@ class GrowStep:
         own = own.masked_fill((nothing | ~asked)[..., None], -torch.inf)
         worth, entropy = plan.values(own, frontier, nodes)
         worth, own = worth.masked_fill(own == -torch.inf, -torch.inf).flatten(1), own.flatten(1)
-        at = plan.chosen(worth, self.layer, nodes)  # [R, M] of the candidates [R, F · K]
+        at = plan.choose_nodes(worth, self.layer, nodes)  # [R, M] of the candidates [R, F · K]
         parent, worth = at // plan.candidates, worth.gather(1, at)
         parents = frontier.gather(1, parent)
         # Padding reads the root's token, lest what a broken drafter made of another one disturbs
@@ -285,7 +285,7 @@ def grow(
         mark: called after each layer has been queued on the device.
     """
     bounds = to_device(np.stack((roots, depth, layers.begin, starts), axis=1), layers.device)
-    known = to_device(plan.known(layers), layers.device)
+    known = to_device(plan.choice_inputs(layers), layers.device)
     zeros = bounds.new_zeros((len(bounds), 0, recorded.vocab), dtype=torch.float64)
     nowhere = places = bounds.new_zeros(len(bounds), 0, 5)
     if keyed is not None and not recorded.setting.greedy:

@@ -65,7 +65,7 @@ class YieldPlan(DeviceGrowth):
     probing: bool = False
     prices: Prices | None = field(default=None, compare=False)
 
-    def known(self, layers: Layers) -> Floats:
+    def choice_inputs(self, layers: Layers) -> Floats:
         assert self.prices is not None
         assert self.frontier is not None
         rows, count = self.prices.rows, len(layers.begin)
@@ -73,15 +73,17 @@ class YieldPlan(DeviceGrowth):
         draft = between(
             *self.prices.draft, (fed if layers.each_node else np.minimum(fed, rows)) / rows
         )
-        target = between(*self.prices.target, 1 + np.arange(self._verified(count)) / rows)
+        target = between(
+            *self.prices.target, 1 + np.arange(self._target_table_length(count)) / rows
+        )
         return np.concatenate((self.prices.numbers, target, draft))
 
-    def _verified(self, rows: int) -> int:
+    def _target_table_length(self, rows: int) -> int:
         """Return the length of the table of target passes.
 
         Entry 0 of the table is the time of a pass over the roots alone.
         """
-        return rows * self.drafted(self.depth) + self.ahead + 1
+        return rows * self.max_drafted_nodes(self.depth) + self.ahead + 1
 
     def _tables(self, nodes: Nodes) -> tuple[Tensor, Tensor]:
         """Return the seconds of target passes and of draft steps over 0, 1, … nodes.
@@ -89,7 +91,7 @@ class YieldPlan(DeviceGrowth):
         The nodes of all sequences are counted. For target passes they are the nodes in addition to
         the roots.
         """
-        end = TABLES + self._verified(len(nodes.tokens))
+        end = TABLES + self._target_table_length(len(nodes.tokens))
         return nodes.known[TABLES:end], nodes.known[end:]
 
     def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:

@@ -142,7 +142,7 @@ class Policy(Part, ABC):
             The draft trees.
         """
 
-    def sized(self, parameters: int) -> Self:
+    def for_target_size(self, parameters: int) -> Self:
         """Return the policy for a target of the given size; by default the policy itself."""
         return self
 

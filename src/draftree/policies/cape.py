@@ -79,7 +79,7 @@ class CAPE(Layered):
         """
         if self.bins == "official":
             return np.zeros(0), OFFICIAL
-        return _parsed(PAPER if self.bins == "paper" else self.bins)
+        return _parse_bins(PAPER if self.bins == "paper" else self.bins)
 
     @property
     @override
@@ -131,7 +131,7 @@ def _chain(tree: Tree) -> Bools:
     return chain
 
 
-def _parsed(bins: str) -> tuple[Floats, Ints]:
+def _parse_bins(bins: str) -> tuple[Floats, Ints]:
     """Return the edges [B − 1] and the numbers [B] of bins in the form number/edge/number/…/number.
 
     Raises:

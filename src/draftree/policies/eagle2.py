@@ -71,11 +71,15 @@ class EAGLE2(Policy):
             return None
         confidence = self.expand_by == "confidence"
         return DeviceGrowth(
-            self.depth, self.width, frontier=self.width, confidence=confidence, nodes=self.kept
+            self.depth,
+            self.width,
+            frontier=self.width,
+            confidence=confidence,
+            nodes=self.num_verified,
         )
 
     @property
-    def kept(self) -> int:
+    def num_verified(self) -> int:
         """Return the number of nodes to verify.
 
         For a target of unknown size it is 60, the number for the paper's smallest target.
@@ -83,7 +87,7 @@ class EAGLE2(Policy):
         return NODES[0][1] if self.nodes is None else self.nodes
 
     @override
-    def sized(self, parameters: int) -> "EAGLE2":
+    def for_target_size(self, parameters: int) -> "EAGLE2":
         usual = next(nodes for below, nodes in NODES if parameters < below)
         return replace(self, nodes=usual) if self.nodes is None and usual != NODES[0][1] else self
 
@@ -109,4 +113,4 @@ class EAGLE2(Policy):
             if self.rank_by == "confidence"
             else None
         )
-        return fit(tree, min(self.kept, room.nodes), least_sure)
+        return fit(tree, min(self.num_verified, room.nodes), least_sure)

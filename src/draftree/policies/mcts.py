@@ -101,7 +101,7 @@ def _select(
     return chosen
 
 
-def _drawn(start: int, end: int, prior: Floats, chance: float) -> int:
+def _draw_child(start: int, end: int, prior: Floats, chance: float) -> int:
     """Return a child drawn with probability proportional to its prior."""
     mass = 0.0
     for child in range(start, end):
@@ -154,7 +154,7 @@ def search(
                     node = _select(first[node], last[node], prior, visits, total, by)
                 else:
                     exist[node], drawing = on_path, True
-                    node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
+                    node = _draw_child(first[node], last[node], prior, uniform(seeds[row], draws))
                     draws += 1
                 reward += gain[node]
                 if on_path:
@@ -233,9 +233,9 @@ class MCTS(Policy):
     def draft(
         self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
     ) -> Tree:
-        tree, frontier, candidates = self._asked(expand, tree, room)
+        tree, frontier, candidates = self._expand_layers(expand, tree, room)
         near, size = Local.of(tree, frontier, candidates), len(tree)
-        value = near.tree.score.copy() if self.search == "greedy" else self._searched(near)
+        value = near.tree.score.copy() if self.search == "greedy" else self._search_log_visits(near)
         kept = near.best(value, self.continuations)
         longer = near.longer(kept)
         value[longer] = value[near.tree.parents[longer]] + near.tree.log_q[longer]
@@ -261,7 +261,9 @@ class MCTS(Policy):
             min(self.nodes, room.nodes),
         )
 
-    def _asked(self, expand: Expand, tree: Tree, room: TreeBudget) -> tuple[Tree, Ints, Candidates]:
+    def _expand_layers(
+        self, expand: Expand, tree: Tree, room: TreeBudget
+    ) -> tuple[Tree, Ints, Candidates]:
         """Return the tree without its last layer, and the parents and candidates of that layer."""
         nodes = np.arange(tree.roots)
         while (frontier := room.expandable(tree, nodes)).size:
@@ -277,7 +279,7 @@ class MCTS(Policy):
         """Return the options by which the search descends."""
         return Exploration(self.c1, self.c2, self.unvisited == "first")
 
-    def _searched(self, near: "Local") -> Floats:
+    def _search_log_visits(self, near: "Local") -> Floats:
         """Return [M] the log of the fraction of sentences through each node; −∞ for no sentence."""
         seeds = near.tree.tokens[: near.tree.roots]
         visits, _ = search(seeds, near.sentences(self.reward), self.iterations, self.exploration)

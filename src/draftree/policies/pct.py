@@ -40,7 +40,7 @@ class PCTPlan(DeviceGrowth):
     least: Floats = field(default_factory=lambda: np.full(3, -np.inf), compare=False)
 
     @override
-    def known(self, layers: Layers) -> Floats:
+    def choice_inputs(self, layers: Layers) -> Floats:
         return self.least
 
     @override

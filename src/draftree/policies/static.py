@@ -58,11 +58,11 @@ class Paths(DeviceGrowth):
         return found
 
     @override
-    def drafted(self, depth: int) -> int:
+    def max_drafted_nodes(self, depth: int) -> int:
         return sum(len(at) for at, _ in self.shape[:depth])
 
     @override
-    def known(self, layers: Layers) -> Floats:
+    def choice_inputs(self, layers: Layers) -> Floats:
         return np.concatenate([places for layer in self.shape for places in layer]).astype(
             np.float64
         )
@@ -74,7 +74,7 @@ class Paths(DeviceGrowth):
         return nodes.known[begin : begin + sizes[place]].long().expand(len(nodes.tokens), -1)
 
     @override
-    def chosen(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
+    def choose_nodes(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
         return self._places(depth, 0, nodes)
 
     @override

@@ -124,7 +124,7 @@ class Learned:
     regret_budget: float | None = None
     idle: float = 0.0
 
-    def left(self, rows: int) -> float:
+    def remaining_regret(self, rows: int) -> float:
         """Return how many target passes drafting may still lose.
 
         Before the first step it is the initial credit, which depends on the number of sequences.
@@ -246,14 +246,16 @@ class Yield(Policy):
                     tree = whole
                     break
                 after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
-                tree = after.grown(
+                tree = after.append_candidates(
                     tree,
                     chosen,
                     keep=None if width == self.width else self._likeliest(tree, chosen, after),
                 )
             if guesses is not None:
                 tree = guesses.beside(tree, likely, chosen, below > least)
-        return fit(replace(budget.selected(tree, probing), notes=_join_notes(notes)), room.nodes)
+        return fit(
+            replace(budget.select_worthwhile(tree, probing), notes=_join_notes(notes)), room.nodes
+        )
 
     def plan_step(self, outlook: Outlook) -> DeviceGrowth | None:
         """Return the plan that grows the same trees on the device, within bounds.
@@ -339,7 +341,8 @@ class Yield(Policy):
             recent=recent,
             beyond=beyond,
             regret_budget=min(
-                memory.left(work.rows) + gained - (1 - self.probe) * spent, MAX_REGRET_BUDGET
+                memory.remaining_regret(work.rows) + gained - (1 - self.probe) * spent,
+                MAX_REGRET_BUDGET,
             ),
             idle=idle,
         )
@@ -364,7 +367,9 @@ class _Budget:
     @classmethod
     def of(cls, costs: Costs, rows: int, memory: Learned) -> "_Budget":
         """Return the budget of a step before anything is drafted."""
-        return cls(costs, rows, memory.rate(costs, rows), memory.left(rows) * costs.token)
+        return cls(
+            costs, rows, memory.rate(costs, rows), memory.remaining_regret(rows) * costs.token
+        )
 
     @property
     def probe(self) -> float:
@@ -444,7 +449,7 @@ class _Budget:
         step = DraftPrice(self.costs.draft_curve, fed, ahead, waiting)
         return worth_expanding(tree.nodes, frontier, below, memory.success, least, step, self.price)
 
-    def selected(self, tree: Tree, probing: bool) -> Tree:
+    def select_worthwhile(self, tree: Tree, probing: bool) -> Tree:
         """Return the tree with the roots and the nodes that are worth their verification.
 
         The nodes are chosen in one scan from the best to the worst.
@@ -470,7 +475,7 @@ class _Guesses:
     score: Floats
     entropy: Floats
 
-    def grown(self, tree: Tree, frontier: Ints, keep: Bools | None = None) -> Tree:
+    def append_candidates(self, tree: Tree, frontier: Ints, keep: Bools | None = None) -> Tree:
         """Return the tree with all candidates appended, or with those marked in `keep` [F, K].
 
         Nodes that are not worth their verification are dropped at the end, when the whole tree is
@@ -487,7 +492,7 @@ class _Guesses:
             pays = pays & ~np.isin(frontier, chosen)
         if not pays.any():
             return tree
-        return self.grown(
+        return self.append_candidates(
             tree, frontier, np.repeat(pays, self.score.shape[1]).reshape(self.score.shape)
         )
 
@@ -578,7 +583,7 @@ def _append_all_hits(
     found = None if search is None else search.below(tree, frontier, k, deepest)
     if found is None:
         return None
-    return _guesses(tree, found.nodes, found.candidates, memory, found.alone).grown(
+    return _guesses(tree, found.nodes, found.candidates, memory, found.alone).append_candidates(
         tree, found.nodes
     )
 
