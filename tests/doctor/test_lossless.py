@@ -430,7 +430,7 @@ def test_the_command_fails_where_the_output_is_another(
         return walk(
             tree,
             lambda node: (
-                int(p.processed(node).topk(2).indices[1]) if tree.drafted else p.argmax(node)
+                int(p.processed_logits(node).topk(2).indices[1]) if tree.drafted else p.argmax(node)
             ),
         )
 

@@ -578,7 +578,7 @@ def test_output_in_a_grammar_has_the_targets_distribution(
         frozenset({EOS}),
         processors=(grammar,),
         guides=(grammar,) if guided else (),
-        forced=grammar.forced if forced else None,
+        forced=grammar.forced_token if forced else None,
     )
     expected = wanted(asked, table=table, eos=EOS)
     assert {len(t) for t in expected} == {3, 4}

@@ -247,14 +247,14 @@ def test_the_mask_after_a_text_does_not_depend_on_what_was_asked_before(target: 
     wanted = generate_plain(target, [request]).tokens[0]
     rng = np.random.default_rng(0)
     true = [
-        Constrained(Grammar.json_schema(SCHEMA), tokens, 0).allowed(wanted[:n])
+        Constrained(Grammar.json_schema(SCHEMA), tokens, 0).allowed_tokens(wanted[:n])
         for n in range(len(wanted))
     ]
     for n in rng.integers(0, len(wanted), 40):
-        processor.allowed(
+        processor.allowed_tokens(
             [*wanted[:n], *rng.integers(4, 260, rng.integers(0, 4)).tolist()]
         )  # drafts that are rejected
-        assert (processor.allowed(wanted[:n]) == true[n]).all()
+        assert (processor.allowed_tokens(wanted[:n]) == true[n]).all()
     assert all(bool(mask[token]) for mask, token in zip(true, wanted, strict=True))
 
 

@@ -71,7 +71,7 @@ def vocabulary(
 def span(processor: Constrained, ids: Sequence[int], most: int) -> list[int]:
     """The tokens that must come after a text, up to the first choice, an EOS, or `most` of them."""
     found = list[int]()
-    while len(found) < most and (token := processor.forced([*ids, *found])) is not None:
+    while len(found) < most and (token := processor.forced_token([*ids, *found])) is not None:
         found.append(token)
     return found
 
@@ -81,7 +81,7 @@ def constrained(pattern: str, canonical: bool = False, start: int = 0, **given: 
 
 
 def allowed(processor: Constrained, ids: Sequence[int]) -> list[int]:
-    return [int(t) for t in np.flatnonzero(processor.allowed(ids))]
+    return [int(t) for t in np.flatnonzero(processor.allowed_tokens(ids))]
 
 
 def left(processor: Constrained, ids: Sequence[int], vocab: int = len(TOKENS)) -> list[int]:
@@ -120,7 +120,7 @@ def test_mask_equals_brute_force(pattern: str) -> None:
     for ids in texts(pattern, 4 if pattern in ("a(b|c)*a?", "(a|bb)+c", "c*") else 5):
         expected = reference(pattern, ids)
         assert allowed(processor, ids) == expected, ids
-        assert processor.forced(ids) == (expected[0] if len(expected) == 1 else None)
+        assert processor.forced_token(ids) == (expected[0] if len(expected) == 1 else None)
         count += 1
     assert count >= 5
 
@@ -165,7 +165,7 @@ def test_order_of_asking_does_not_matter(
         for ids in [*asked, *reversed(asked)]:
             fresh = constrained(pattern, canonical, vocab=vocab)
             assert allowed(wanders, ids) == allowed(fresh, ids)
-            assert wanders.forced(ids) == fresh.forced(ids)
+            assert wanders.forced_token(ids) == fresh.forced_token(ids)
 
 
 @pytest.mark.parametrize("canonical", [True, False])
@@ -254,11 +254,11 @@ def test_call_masks_a_copy_behind_the_start() -> None:
 def test_every_eos_ends_and_nothing_follows() -> None:
     processor = constrained("ab", eos=(EOS, 2, 4))  # one writes a letter of its own, one nothing
     assert allowed(processor, [3]) == [2, 4, EOS]
-    assert processor.forced([3]) is None
+    assert processor.forced_token([3]) is None
     for end in (2, 4, EOS):
         for ids in ([3, end], [3, end, 3], [end], [end, 3]):
             assert allowed(processor, ids) == []
-            assert processor.forced(ids) is None
+            assert processor.forced_token(ids) is None
             assert left(processor, ids) == [2, 4, EOS]
         assert allowed(processor, [0]) == [1]  # as before
 
@@ -267,7 +267,7 @@ def test_outside_nothing_is_drafted_and_p_is_defined() -> None:
     processor = constrained("ab")
     for ids in ([1], [3, 0], [3, 3, 3], [4], [0, 0, 1]):
         assert allowed(processor, ids) == []
-        assert processor.forced(ids) is None
+        assert processor.forced_token(ids) is None
         assert left(processor, ids) == [EOS]
 
 
@@ -278,7 +278,7 @@ def test_vocabulary_without_the_bytes_is_told_where_they_are_needed() -> None:
     stuck = constrained("a(y|z)|bc")
     assert allowed(stuck, []) == [0, 1, 5, 6]
     assert allowed(stuck, [0]) == []
-    assert stuck.forced([0]) is None
+    assert stuck.forced_token([0]) is None
     with pytest.raises(
         UserError, match="no token of the vocabulary writes what would have to come"
     ):
@@ -312,7 +312,7 @@ def test_a_draft_that_no_token_goes_on_from_is_dropped(acceptor: str) -> None:
         frozenset({EOS}),
         processors=(processor,),
         guides=(processor,),
-        forced=processor.forced,
+        forced=processor.forced_token,
     )
     for seed in range(8):
         assert set(engine.write([request], Sampling(1.0, seed=seed)).tokens[0]) <= {1, EOS}
@@ -341,10 +341,10 @@ def test_cache_keeps_the_texts_asked_for_last(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(grammar, "MAX_CACHED_NODES", 3)
     processor = constrained("c*")
     for n in range(9):
-        processor.allowed([2] * n)
+        processor.allowed_tokens([2] * n)
     computed = processor._node.cache_info().misses
     for n in (8, 7, 6, 5, 7):
-        processor.forced([2] * n)
+        processor.forced_token([2] * n)
     assert processor._node.cache_info().misses - computed == 1, (
         "the last three, and of these the ones asked for last"
     )
@@ -352,7 +352,7 @@ def test_cache_keeps_the_texts_asked_for_last(monkeypatch: pytest.MonkeyPatch) -
 
 def test_more_logits_than_tokens_and_fewer(demo: Target) -> None:
     larger = constrained("abc?", vocab=70)
-    assert larger.allowed([]).shape == (70,)
+    assert larger.allowed_tokens([]).shape == (70,)
     assert allowed(larger, []) == reference("abc?", [])
     assert left(larger, [], 70) == reference("abc?", [])
     assert allowed(larger, [69]) == []
@@ -361,10 +361,10 @@ def test_more_logits_than_tokens_and_fewer(demo: Target) -> None:
     whole, padded, cut = (
         Constrained(made, Vocabulary.of(demo.tokenizer, v, demo.eos), 0) for v in (4096, 5000, 500)
     )
-    assert padded.allowed([])[:4096].tolist() == whole.allowed([]).tolist()
-    assert not padded.allowed([])[4096:].any()
-    assert cut.allowed([]).tolist() == whole.allowed([])[:500].tolist()
-    assert whole.allowed([])[500:].any()
+    assert padded.allowed_tokens([])[:4096].tolist() == whole.allowed_tokens([]).tolist()
+    assert not padded.allowed_tokens([])[4096:].any()
+    assert cut.allowed_tokens([]).tolist() == whole.allowed_tokens([])[:500].tolist()
+    assert whole.allowed_tokens([])[500:].any()
 
 
 def test_special_tokens_are_no_text(demo: Target) -> None:
@@ -505,7 +505,12 @@ def test_tokens_without_an_alternative_are_told_from_drafted_ones(demo: Target) 
     grammar, prompt = Grammar.json_schema(SCHEMA, spaces="none"), [5, 6, 7]
     processor = Constrained(grammar, Vocabulary.of(demo.tokenizer, 4096, demo.eos), len(prompt))
     request = Request(
-        prompt, 40, demo.eos, processors=(processor,), guides=(processor,), forced=processor.forced
+        prompt,
+        40,
+        demo.eos,
+        processors=(processor,),
+        guides=(processor,),
+        forced=processor.forced_token,
     )
     handle = engine.submit(request)
     found = handle.result()
@@ -549,4 +554,4 @@ def test_json_is_laid_out_as_it_is_asked_for(demo: Target) -> None:
 
 
 def _derives(processor: Constrained, ids: list[int]) -> bool:
-    return all(processor.allowed(ids[:i])[token] for i, token in enumerate(ids))
+    return all(processor.allowed_tokens(ids[:i])[token] for i, token in enumerate(ids))

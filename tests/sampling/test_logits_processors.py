@@ -49,4 +49,4 @@ def test_each_text_of_a_batch_is_counted_by_itself() -> None:
 
 def test_a_beginning_is_forced_token_by_token() -> None:
     step = ForcedBeginning([7, 8], 2)
-    assert [step.forced([1] * n) for n in range(6)] == [None, None, 7, 8, None, None]
+    assert [step.forced_token([1] * n) for n in range(6)] == [None, None, 7, 8, None, None]

@@ -51,7 +51,7 @@ class Match(Acceptor):
         def choose(node: int) -> int:
             if p.greedy(node):
                 return p.argmax(node)
-            return p.drawn(
+            return p.sample_token(
                 node, partial(chance.choose, row=int(tree.row[node]), depth=int(tree.depth[node]))
             )
 

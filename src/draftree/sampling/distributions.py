@@ -117,7 +117,7 @@ class Distributions:
         self._at = at
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         if told is None:
-            told = (_likeliest(logits, at), ()) if noise is None else self._told(noise)
+            told = (_likeliest(logits, at), ()) if noise is None else self._choose_tokens(noise)
         self._argmax, self._drawn = told
         self.known = np.array(self._argmax, np.int64) if likeliest else None
         if min(self._argmax, default=0) < 0:
@@ -131,7 +131,7 @@ class Distributions:
         """Return the target's raw logits [V] after a node."""
         return self._logits[node if self._at is None else int(self._at[node])]
 
-    def processed(self, node: int) -> Tensor:
+    def processed_logits(self, node: int) -> Tensor:
         """Return the logits [V] after a node, changed by the request's processors."""
         return self.scores(node)[1]
 
@@ -198,13 +198,13 @@ class Distributions:
         """
         if not self._processors(node):
             return self._argmax[node]
-        best, index = self.processed(node).max(dim=-1)
+        best, index = self.processed_logits(node).max(dim=-1)
         if bool(best > -torch.inf):
             return int(index)
         self._refuse(node)
         return self._argmax[node]
 
-    def drawn(self, node: int, choose: Callable[[Tensor], int]) -> int:
+    def sample_token(self, node: int, choose: Callable[[Tensor], int]) -> int:
         """Return the token that the target samples after a node.
 
         Args:
@@ -214,12 +214,12 @@ class Distributions:
         """
         if self._drawn and self._drawn[node] >= 0:
             return self._drawn[node]
-        if (token := choose(self.processed(node))) >= 0:
+        if (token := choose(self.processed_logits(node))) >= 0:
             return token
         self._refuse(node)
         return choose(self.raw(node))
 
-    def _told(self, noise: Callable[[Ints], Tensor]) -> tuple[list[int], list[int]]:
+    def _choose_tokens(self, noise: Callable[[Ints], Tensor]) -> tuple[list[int], list[int]]:
         """Return the likeliest tokens [N] after all nodes, and the sampled tokens [N].
 
         A token is −1 if it must be computed individually.
@@ -238,7 +238,7 @@ class Distributions:
                 )
                 scores = apply_warpers(some, steps)
             elif all(type(step) in WARPERS or type(step) in TENSORS for step in steps):
-                scores = torch.stack([self.processed(node) for node in nodes])
+                scores = torch.stack([self.processed_logits(node) for node in nodes])
             else:
                 continue
             answers.append(likeliest(scores.double() + noise(np.array(nodes))))
@@ -259,7 +259,7 @@ class Distributions:
             certain = torch.zeros(self._logits.shape[-1], dtype=torch.float64)
             certain[self.argmax(node)] = 1
             return certain
-        p = torch.softmax(self.processed(node).cpu().double(), dim=-1)
+        p = torch.softmax(self.processed_logits(node).cpu().double(), dim=-1)
         if bool(torch.isfinite(p).all()):
             return p
         self._refuse(node)

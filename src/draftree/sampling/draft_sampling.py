@@ -77,7 +77,7 @@ class Drawing:
                 logits = torch.where(mine[:, None], warp_finite_rows(logits, setting), logits)
         return log_softmax(logits)
 
-    def unchanged(self, rows: Ints) -> bool:
+    def is_unchanged(self, rows: Ints) -> bool:
         """Return whether q is the softmax of the drafter's unchanged logits in float32.
 
         Args:
@@ -142,7 +142,7 @@ def draw_candidates(
             return replace(found, tokens=drafted.numbers[found.tokens], drafted=drafted)
         logits = drafted.whole(logits)
     k = min(k, logits.shape[-1])
-    if reads(logits) and drawing.unchanged(rows):
+    if reads(logits) and drawing.is_unchanged(rows):
         tokens, log_q, log_sums = top_of(logits, k)
         found = Candidates(tokens, log_q, logits, log_sums=log_sums)
     else:

@@ -70,10 +70,10 @@ class Grammar(Knobs):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        with as_user_error(f"{self.named} cannot be used"):
+        with as_user_error(f"{self.label} cannot be used"):
             wrong, messages = LLMatcher.validate_grammar_with_warnings(self.source)
         if wrong:
-            raise UserError(f"{self.named} cannot be used: {_one_line(messages[0])}")
+            raise UserError(f"{self.label} cannot be used: {_one_line(messages[0])}")
 
     @classmethod
     def json_schema(
@@ -137,12 +137,12 @@ class Grammar(Knobs):
         return cls("lark", text, text, canonical)
 
     @property
-    def named(self) -> str:
+    def label(self) -> str:
         """Return the grammar's name in error messages."""
         return f"{self.kind} {format_value(self.given)}"
 
     @property
-    def compiled(self) -> str:
+    def matcher_source(self) -> str:
         """Return the source that is given to the matcher."""
         return (
             self.source if self.canonical else f'%llguidance {{"no_forcing": true}}\n{self.source}'
@@ -232,7 +232,7 @@ class Constrained(LogitsProcessor):
 
     After a text, the allowed tokens are those after which the text can still be completed. EOS ids
     are allowed exactly where the text matches. After an EOS, and after a drafted text outside the
-    grammar, `allowed` and `forced` allow nothing. A call then leaves the EOS ids, so that p is
+    grammar, `allowed_tokens` and `forced_token` allow nothing. A call then leaves the EOS ids, so that p is
     defined there as well; the target never generates such a text.
 
     Args:
@@ -249,13 +249,13 @@ class Constrained(LogitsProcessor):
         self._grammar = grammar
         self._vocabulary = vocabulary
         self._start = start
-        self._fresh = LLMatcher(vocabulary.tokens, grammar.compiled, log_level=0)
+        self._fresh = LLMatcher(vocabulary.tokens, grammar.matcher_source, log_level=0)
         if self._fresh.is_error():
-            raise UserError(f"{grammar.named} cannot be used: {_one_line(self._fresh.get_error())}")
+            raise UserError(f"{grammar.label} cannot be used: {_one_line(self._fresh.get_error())}")
         self._matcher, self._at = self._fresh.deep_copy(), list[int]()
-        self._node = lru_cache(MAX_CACHED_NODES)(self._computed)
+        self._node = lru_cache(MAX_CACHED_NODES)(self._compute_node)
         if error := self._node(()).error:
-            raise UserError(f"{grammar.named} cannot be used: at the beginning, {error}")
+            raise UserError(f"{grammar.label} cannot be used: at the beginning, {error}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return scores [1, V] with −∞ at tokens that the grammar forbids after ids [1, n].
@@ -271,26 +271,26 @@ class Constrained(LogitsProcessor):
         node = self._node(tuple(input_ids[0, self._start :].tolist()))
         if node.error:
             raise UserError(
-                f"{self._grammar.named} cannot be followed after {input_ids.shape[1]} ids: {node.error}"
+                f"{self._grammar.label} cannot be followed after {input_ids.shape[1]} ids: {node.error}"
             )
-        mask = self._unpacked(node)
+        mask = self._unpack_mask(node)
         if node.bits is None:
             mask[self._vocabulary.ends] = True
         return scores.masked_fill(~torch.from_numpy(mask).to(scores.device), -torch.inf)
 
-    def allowed(self, ids: Sequence[int]) -> Bools:
+    def allowed_tokens(self, ids: Sequence[int]) -> Bools:
         """Return [V] True at the tokens that may come after a text.
 
         Args:
             ids: the whole text including padding and prompt, as for a processor.
         """
-        return self._unpacked(self._node(tuple(ids[self._start :])))
+        return self._unpack_mask(self._node(tuple(ids[self._start :])))
 
-    def forced(self, ids: Sequence[int]) -> int | None:
+    def forced_token(self, ids: Sequence[int]) -> int | None:
         """Return the token that must come after a text if exactly one is allowed, else None."""
         return self._node(tuple(ids[self._start :])).only
 
-    def _unpacked(self, node: _Node) -> Bools:
+    def _unpack_mask(self, node: _Node) -> Bools:
         vocab = self._vocabulary.vocab
         return (
             np.zeros(vocab, np.bool_)
@@ -298,15 +298,15 @@ class Constrained(LogitsProcessor):
             else np.unpackbits(node.bits, count=vocab).view(np.bool_)
         )
 
-    def _computed(self, response: tuple[int, ...]) -> _Node:
+    def _compute_node(self, response: tuple[int, ...]) -> _Node:
         """Compute the tokens that are allowed after a response."""
         # The matcher never sees an EOS: it forgets to count one that comes where nothing else
         # could, and a rollback would then undo a token too many.
-        fits = self._vocabulary.eos.isdisjoint(response) and self._moved(list(response))
+        fits = self._vocabulary.eos.isdisjoint(response) and self._move_matcher(list(response))
         accepting = fits and self._matcher.is_accepting()
         raw = self._matcher.compute_bitmask() if fits else b""
         if self._matcher.is_error():  # the mask is then that of a finished text
-            return self._failed()
+            return self._error_node()
         if not fits:
             return _Node()
         mask = np.zeros(self._vocabulary.vocab, np.bool_)
@@ -321,7 +321,7 @@ class Constrained(LogitsProcessor):
             return _Node(error=NO_TOKEN)  # these bytes exist only as the unknown token
         return _Node(np.packbits(mask), only)
 
-    def _failed(self) -> _Node:
+    def _error_node(self) -> _Node:
         """Return a node with the matcher's error, and replace the matcher by a new one.
 
         A matcher cannot be used after an error.
@@ -330,7 +330,7 @@ class Constrained(LogitsProcessor):
         self._matcher, self._at = self._fresh.deep_copy(), []
         return _Node(error=NO_TOKEN if error.startswith("NoExtension") else error)
 
-    def _moved(self, response: list[int]) -> bool:
+    def _move_matcher(self, response: list[int]) -> bool:
         """Move the matcher to the end of a response, and return whether all of its tokens match.
 
         Otherwise the matcher stops after the last matching token.

@@ -121,7 +121,7 @@ class ForcedBeginning(LogitsProcessor):
             1, torch.tensor([token], device=scores.device), 0.0
         )
 
-    def forced(self, ids: Sequence[int]) -> int | None:
+    def forced_token(self, ids: Sequence[int]) -> int | None:
         """Return the token that must come after a text, or None if any may."""
         return self._at(len(ids))
 

@@ -387,11 +387,11 @@ class Suite:
             verified.logits, lambda _: steps, lambda _: shown, lambda _: sampling.greedy
         )
         if sampling.greedy:
-            scores = p.processed(0).cpu().double().numpy()
+            scores = p.processed_logits(0).cpu().double().numpy()
         else:
             keyed = Keyed(sampling.seed, np.array([request.number]), np.array([len(text) - 1]))
-            scores = p.processed(0).cpu().double().numpy() + keyed.gumbel(
-                0, 0, p.processed(0).shape[-1]
+            scores = p.processed_logits(0).cpu().double().numpy() + keyed.gumbel(
+                0, 0, p.processed_logits(0).shape[-1]
             )
         second, best = np.sort(scores)[-2:]
         return float(best - second)

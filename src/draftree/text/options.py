@@ -162,7 +162,7 @@ class Options(Parameters):
         """
         steps = tuple(self._processors(target, len(prompt)))
         rules: list[Forced] = [
-            s.forced for s in steps if isinstance(s, ForcedBeginning | Constrained)
+            s.forced_token for s in steps if isinstance(s, ForcedBeginning | Constrained)
         ]
         return Request(
             prompt,
