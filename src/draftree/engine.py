@@ -614,9 +614,9 @@ class Engine(Hinting, metaclass=_Loads):
         """
         limits = SchedulerOptions.of(options)
         with SCHEDULER_LOCK:
-            if self._scheduler is not None and self._scheduler.unfinished:
+            if self._scheduler is not None and self._scheduler.num_unfinished:
                 raise UserError(
-                    f"{self._scheduler.unfinished} requests are unfinished, limits can be set when there is none"
+                    f"{self._scheduler.num_unfinished} requests are unfinished, limits can be set when there is none"
                 )
             self._scheduler = Scheduler(self, self._lock, limits)
 

@@ -128,9 +128,9 @@ def serve(batch: Served) -> list[tuple[str, tuple[int, ...]]]:
     waiting = list(batch.requests)
     handles = list[Handle]()
     tick = 0
-    while waiting or scheduler.unfinished:
+    while waiting or scheduler.num_unfinished:
         count, cancelled = batch.events[min(tick, len(batch.events) - 1)]
-        for request in waiting[: count if handles and scheduler.unfinished else max(count, 1)]:
+        for request in waiting[: count if handles and scheduler.num_unfinished else max(count, 1)]:
             handles.append(engine.submit(request))
         waiting = list(batch.requests[len(handles) :])
         engine.step()

@@ -50,7 +50,7 @@ def ids(handle: Handle) -> list[int]:
 
 def finish(made: Engine) -> None:
     """Run all steps."""
-    while made.scheduler.unfinished:
+    while made.scheduler.num_unfinished:
         made.step()
 
 
@@ -131,7 +131,7 @@ def test_tokens_are_counted_and_not_steps(target: Target) -> None:
     made = knowing(target, [whole(target)])
     handle = made.submit(asked(target))
     told: list[Any] = []
-    while made.scheduler.unfinished:
+    while made.scheduler.num_unfinished:
         told += made.step()
     count = sum(len(update.tokens) for update in told)
     assert count == len(ids(handle)) == len(plainly(target))

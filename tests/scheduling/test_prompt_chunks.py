@@ -21,9 +21,9 @@ def sizes_of(per_token: float, decoding: float | None = None, **options: float) 
     """Return sizes after some steps of a machine that reads and decodes at a given pace."""
     found = ChunkSizes(SchedulerOptions(**options))  # type: ignore[arg-type]
     for _ in range(8):
-        found.read(100, 100 * per_token)
+        found.record_chunk(100, 100 * per_token)
         if decoding is not None:
-            found.decoded(decoding)
+            found.record_decode_step(decoding)
     return found
 
 
@@ -45,15 +45,15 @@ def test_no_chunk_is_smaller_or_larger_than_allowed() -> None:
 def test_chunk_costs_the_added_seconds_of_a_shared_pass() -> None:
     sizes = sizes_of(1e-3, 0.04)
     for _ in range(8):
-        sizes.read(100, 0.04 + 0.05, beside=True)
+        sizes.record_chunk(100, 0.04 + 0.05, beside=True)
     assert sizes.budget(True, beside=True) == pytest.approx(MAX_STEP_FACTOR * 80, rel=0.05)
     for _ in range(8):
-        sizes.read(
+        sizes.record_chunk(
             100, 0.03, beside=True
         )  # faster than a step without it, as another program has ended
     assert sizes.budget(True, beside=True) <= 512
     for _ in range(8):
-        sizes.read(10, 3.0, beside=True)
+        sizes.record_chunk(10, 3.0, beside=True)
     assert sizes.budget(True, beside=True) == LEAST_BESIDE
     assert sizes.budget(False, beside=True) == LEAST
 
@@ -61,7 +61,7 @@ def test_chunk_costs_the_added_seconds_of_a_shared_pass() -> None:
 def test_a_machine_that_becomes_slower_is_followed() -> None:
     sizes = sizes_of(1e-4)
     for _ in range(8):
-        sizes.read(100, 0.05)
+        sizes.record_chunk(100, 0.05)
     assert sizes.budget(False) == pytest.approx(MAX_IDLE_SECONDS / 5e-4, rel=0.05)
 
 

@@ -119,7 +119,7 @@ def test_requests_that_join_at_random_steps_get_the_texts_they_get_alone(drafter
     waiting = list(requests)
     handles = list[Handle]()
     draws = np.random.default_rng(1)
-    while waiting or engine.scheduler.unfinished:
+    while waiting or engine.scheduler.num_unfinished:
         for _ in range(draws.integers(0, 3)):
             if waiting:
                 handles.append(engine.submit(waiting.pop(0)))
@@ -130,7 +130,7 @@ def test_requests_that_join_at_random_steps_get_the_texts_they_get_alone(drafter
 def test_preempted_requests_get_the_texts_they_get_alone() -> None:
     engine, requests = engine_of(max_sequences=4, max_cache_tokens=40), requests_of(12, longest=25)
     handles = [engine.submit(request) for request in requests]
-    while engine.scheduler.unfinished:
+    while engine.scheduler.num_unfinished:
         engine.step()
         assert engine.scheduler.cache_tokens <= 40
     assert texts(handles) == alone(engine, requests)
@@ -145,7 +145,7 @@ def test_preemption_and_cancelling_at_random_leave_the_other_texts_as_they_are()
     draws, wanted = np.random.default_rng(2), alone(engine_of("suffix"), requests)
     order = draws.permutation(len(requests)).tolist()
     handles, cancelled = dict[int, Handle](), set[int]()
-    while order or engine.scheduler.unfinished:
+    while order or engine.scheduler.num_unfinished:
         if order and draws.random() < 0.5:
             number = order.pop()
             handles[number] = engine.submit(requests[number])
@@ -288,7 +288,7 @@ def test_unservable_requests_are_refused_at_submission() -> None:
         engine.set_limits(max_sequence=2)
     with pytest.raises(UserError, match="max_sequences is 0"):
         engine.set_limits(max_num_seqs=0)
-    assert engine.scheduler.unfinished == 1
+    assert engine.scheduler.num_unfinished == 1
 
 
 def test_the_drafter_keeps_what_it_has_learnt() -> None:
@@ -362,7 +362,9 @@ def test_threads_submit_cancel_and_read_while_others_step() -> None:
     for number, tokens in enumerate(found):
         assert tokens == wanted[number][: len(tokens)]
         assert number % 6 == 5 or len(tokens) == len(wanted[number])
-    assert engine.scheduler.unfinished == engine.scheduler.running == engine.scheduler.waiting == 0
+    assert (
+        engine.scheduler.num_unfinished == engine.scheduler.running == engine.scheduler.waiting == 0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +426,7 @@ def test_a_thousand_requests_in_random_order_are_served_in_flat_memory() -> None
     wanted, draws = alone(engine, requests), np.random.default_rng(0)
     order, running = draws.permutation(len(requests)).tolist(), dict[int, Handle]()
     served, peaks = 0, dict[int, int]()
-    while order or engine.scheduler.unfinished:
+    while order or engine.scheduler.num_unfinished:
         few = int(draws.integers(0, 4)) if len(running) < 24 else 0
         running |= {number: engine.submit(requests[number]) for number in order[:few]}
         order = order[few:]

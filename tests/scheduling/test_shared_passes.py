@@ -227,7 +227,7 @@ def written(engine: Engine, requests: Sequence[Request], seed: int = 1) -> list[
     waiting = list(requests)
     handles = list[Handle]()
     draws = np.random.default_rng(seed)
-    while waiting or engine.scheduler.unfinished:
+    while waiting or engine.scheduler.num_unfinished:
         for _ in range(draws.integers(0, 3)):
             if waiting:
                 handles.append(engine.submit(waiting.pop(0)))
@@ -300,7 +300,7 @@ def test_preempted_and_cancelled_prompts_leave_the_others_as_they_are() -> None:
     waiting = list(requests)
     handles = list[Handle]()
     cancelled = set[int]()
-    while waiting or engine.scheduler.unfinished:
+    while waiting or engine.scheduler.num_unfinished:
         if waiting and draws.random() < 0.5:
             handles.append(engine.submit(waiting.pop(0)))
         engine.step()

@@ -63,12 +63,12 @@ def serve_arrivals(
     """
     start, served = time.perf_counter(), dict[int, ServedRequest]()
     coming, ended = list(zip(requests, times.tolist(), strict=True)), 0
-    while coming or engine.scheduler.unfinished:
+    while coming or engine.scheduler.num_unfinished:
         while coming and coming[0][1] <= time.perf_counter() - start:
             request, due = coming.pop(0)
             handle = engine.submit(request)
             served[handle.id] = ServedRequest(handle, due)
-        if not engine.scheduler.unfinished:
+        if not engine.scheduler.num_unfinished:
             time.sleep(max(coming[0][1] - (time.perf_counter() - start), 0.0))
             continue
         updates = engine.step()

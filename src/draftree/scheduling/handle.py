@@ -125,12 +125,12 @@ class Entry:
     moments: dict[str, float] = field(default_factory=lambda: {"submitted": time.perf_counter()})
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the request has finished, was cancelled or has failed."""
         return self.status in ("finished", "cancelled", "failed")
 
     @property
-    def read(self) -> int:
+    def num_read(self) -> int:
         """Return the number of prompt tokens that have been read in chunks."""
         return self.prompt.read
 
@@ -230,7 +230,7 @@ class Handle:
     @property
     def finished(self) -> bool:
         """Return whether the request has ended: finished, cancelled or failed."""
-        return self.entry.ended
+        return self.entry.has_ended
 
     @property
     def error(self) -> BaseException | None:

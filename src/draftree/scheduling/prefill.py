@@ -92,7 +92,7 @@ class PromptReader:
             read = loop.read_chunks(parts, rows, chunks)
         if read is not None:
             tokens = sum(len(chunk.tokens) for chunk in chunks)
-            self.sizes.read(tokens, time.perf_counter() - start, beside=running)
+            self.sizes.record_chunk(tokens, time.perf_counter() - start, beside=running)
             self._note(mine, chunks, read)
             self._begin(
                 parts, rows, [mine[chunk.sequence] for chunk in chunks if chunk.ends], read.logits
@@ -101,12 +101,14 @@ class PromptReader:
     def _chunks(self) -> list[Chunk]:
         """Return the chunks of prompts that this step reads, in the order of their slots."""
         batch = self._batch
-        left = {entry.id: len(entry.request.prompt) - entry.read for entry in batch.reading}
+        left = {entry.id: len(entry.request.prompt) - entry.num_read for entry in batch.reading}
         share = shares(left, self.sizes.budget(bool(batch.running), beside=True))
         found = []
         for entry in sorted(batch.reading, key=lambda entry: entry.prompt.row):
             if count := share[entry.id]:
-                tokens = np.array(entry.request.prompt[entry.read : entry.read + count], np.int64)
+                tokens = np.array(
+                    entry.request.prompt[entry.num_read : entry.num_read + count], np.int64
+                )
                 found.append(Chunk(entry.prompt.row, tokens, count == left[entry.id]))
         return found
 
@@ -164,13 +166,13 @@ class PromptReader:
                 the results.
         """
         batch = self._batch
-        left = {entry.id: len(entry.request.prompt) - entry.read for entry in batch.reading}
+        left = {entry.id: len(entry.request.prompt) - entry.num_read for entry in batch.reading}
         share = left if whole else shares(left, self.sizes.budget(bool(batch.running)))
-        unread = [e for e in batch.reading if not e.read and share[e.id] == left[e.id]]
+        unread = [e for e in batch.reading if not e.num_read and share[e.id] == left[e.id]]
         if unread:
             self._finish_apart(unread)
         for entry in list(batch.reading):
-            if entry.read and share[entry.id] == left[entry.id] <= entry.prompt.rest:
+            if entry.num_read and share[entry.id] == left[entry.id] <= entry.prompt.rest:
                 self._finish_apart([entry])
             elif share[entry.id]:
                 self._read_apart(entry, min(share[entry.id], left[entry.id] - 1))
@@ -187,7 +189,7 @@ class PromptReader:
         work = lambda: prompt.hidden_states.append(
             parts.target.prefill(cache, text, needs).hidden_states
         )
-        self.sizes.read(count, time_work(work, parts.target.decoder.device))
+        self.sizes.record_chunk(count, time_work(work, parts.target.decoder.device))
         prompt.read += count
 
     def _finish_apart(self, entries: Sequence[Entry]) -> None:

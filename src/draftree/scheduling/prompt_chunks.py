@@ -44,11 +44,11 @@ class ChunkSizes:
         self._decoding: deque[float] = deque(maxlen=16)
         self._tokens, self._seconds = 0.0, 0.0
 
-    def decoded(self, seconds: float) -> None:
+    def record_decode_step(self, seconds: float) -> None:
         """Record the seconds of a step that only decoded."""
         self._decoding.append(seconds)
 
-    def read(self, tokens: int, seconds: float, beside: bool = False) -> None:
+    def record_chunk(self, tokens: int, seconds: float, beside: bool = False) -> None:
         """Record the seconds of a pass that read a chunk.
 
         Args:

@@ -89,7 +89,7 @@ class Scheduler:
         return self._reader.shared
 
     @property
-    def unfinished(self) -> int:
+    def num_unfinished(self) -> int:
         """Return the number of requests that have not ended."""
         return len(self._handles)
 
@@ -109,7 +109,7 @@ class Scheduler:
 
         A prompt that is read in chunks counts in full from its first chunk on.
         """
-        return sum(map(self._held, self._batch.entries))
+        return sum(map(self._reserved_tokens, self._batch.entries))
 
     def submit(self, request: Request, reading: Reading) -> Handle:
         """Add a request to the queue, and return its handle.
@@ -213,7 +213,7 @@ class Scheduler:
         start = time.perf_counter()
         events, self._batch.state = loop.step(parts, rows, self._batch.state)
         self._take(events)
-        self._reader.sizes.decoded(time.perf_counter() - start)
+        self._reader.sizes.record_decode_step(time.perf_counter() - start)
         for entry in acting:
             entry.suspect = False
 
@@ -237,7 +237,10 @@ class Scheduler:
         while self._waiting and self.running < self.options.max_sequences:
             entry = self._waiting[0]
             headroom = self._headroom if self._recomputes else 0
-            if self.cache_tokens + self._held(entry) + headroom > self._bound and self.running:
+            if (
+                self.cache_tokens + self._reserved_tokens(entry) + headroom > self._bound
+                and self.running
+            ):
                 return
             self._begin(entry)
 
@@ -261,7 +264,7 @@ class Scheduler:
             self._batch.reading.append(entry)
         entry.prompt = self._prefixes.begin(entry.request.prompt, self._host.target)
         if not entry.written:
-            entry.cached = entry.read
+            entry.cached = entry.num_read
 
     def _take(self, events: Sequence[Emitted]) -> None:
         """Record the tokens of a step, and free the slots of texts that have ended."""
@@ -346,7 +349,7 @@ class Scheduler:
         with self._lock:
             self._prefixes.shrink(0)
 
-    def _held(self, entry: Entry) -> int:
+    def _reserved_tokens(self, entry: Entry) -> int:
         """Return the number of cache tokens that count for a request.
 
         If sequences can be preempted, it is the length of its text so far, including the root.

@@ -734,7 +734,7 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
         return scheduler.batch[1].room(suite.target)
 
     engine.acceptor = Watched(acceptor, room, suite.coverage)
-    while waiting or scheduler.unfinished:
+    while waiting or scheduler.num_unfinished:
         while waiting and rng.random() < 0.4:
             handles.append(engine.submit(waiting.pop(0)))
         engine.step()
