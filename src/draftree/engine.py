@@ -75,7 +75,7 @@ from draftree.target.target_names import (
 from draftree.text import completion
 from draftree.text.calls import ECHO, STOP, after_history, asks_for, of_template, takes_prompt
 from draftree.text.completion import Completion, Reading, Token, Writing, whole_text
-from draftree.text.conversation import Conversation, started
+from draftree.text.conversation import Conversation, start_conversation
 from draftree.text.options import Options
 from draftree.text.stop_strings import StopStrings
 from draftree.tree import Draw, Ints
@@ -464,7 +464,7 @@ class Engine(Hinting, metaclass=_Loads):
                 range.
         """
         system, _ = of_template(system, options, ())
-        return started(self, system, messages, options)
+        return start_conversation(self, system, messages, options)
 
     def begin(
         self,

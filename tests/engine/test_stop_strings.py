@@ -114,7 +114,7 @@ def test_the_stop_text_that_is_complete_first_is_found(
 def test_possible_beginnings_of_a_stop_string_are_held_back(
     texts: tuple[str, ...], text: str, held: int
 ) -> None:
-    assert StopStrings(texts).held(text) == held
+    assert StopStrings(texts).num_held_back(text) == held
 
 
 @given(

@@ -194,10 +194,10 @@ class Body:
             {"type": "http.request", "body": b"".join(parts), "more_body": False}
         ]
 
-        async def received() -> Message:
+        async def receive_body() -> Message:
             return whole.pop() if whole else await self.receive()
 
-        return received
+        return receive_body
 
 
 def too_large(most: int) -> ApiError:

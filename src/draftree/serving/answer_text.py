@@ -77,14 +77,14 @@ class AnswerText:
             if ending is not None and self.forced.name is not None:
                 self.calls = (ToolCall(self.forced.name, self.forced.arguments),)
         else:
-            gained, words = self._told(words, ending is not None)
+            gained, words = self._split_calls(words, ending is not None)
         if ending is not None:
             self.finish_reason = finish_reason(ending, self.calls)
         self.content += words
         self.reasoning += reasoning
         return Delta(reasoning, words, gained, logprobs)
 
-    def _told(self, words: str, ended: bool) -> tuple[tuple[CallPiece, ...], str]:
+    def _split_calls(self, words: str, ended: bool) -> tuple[tuple[CallPiece, ...], str]:
         """Return the tool calls and the words that can be sent now.
 
         Words that may be the beginning of a tool call are held back until the text ends.

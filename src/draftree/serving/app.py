@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from draftree.errors import UserError
 from draftree.serving import errors
 from draftree.serving.access import Guard, owner_of
-from draftree.serving.completion_responses import Answer, CompletionAnswer, dumped
+from draftree.serving.completion_responses import Answer, CompletionAnswer, to_json_line
 from draftree.serving.errors import DOCUMENTED, ApiError
 from draftree.serving.prompts import chat_ids
 from draftree.serving.request_models import (
@@ -118,7 +118,7 @@ def add_generation(app: FastAPI, state: ServerState) -> None:
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer the messages of a chat."""
         prepared = await asyncio.to_thread(state.prepare_chat, body, owner_of(request))
-        return await answered(
+        return await send_answer(
             Answer(state, body, prepared, state.worker.submit(prepared.work)), request
         )
 
@@ -126,7 +126,7 @@ def add_generation(app: FastAPI, state: ServerState) -> None:
     async def complete(body: CompletionBody, request: Request) -> Response:
         """Continue a text."""
         prepared = await asyncio.to_thread(state.prepare_completion, body, owner_of(request))
-        return await answered(
+        return await send_answer(
             CompletionAnswer(state, body, prepared, state.worker.submit(prepared.work)), request
         )
 
@@ -136,10 +136,10 @@ def add_generation(app: FastAPI, state: ServerState) -> None:
         chat = chat_body(body)
         prepared = await asyncio.to_thread(state.prepare_chat, chat, owner_of(request))
         answer = ResponsesAnswer(state, body, chat, prepared, state.worker.submit(prepared.work))
-        return await answered(answer, request, bool(body.stream))
+        return await send_answer(answer, request, bool(body.stream))
 
 
-async def answered(answer: Answer, request: Request, stream: bool | None = None) -> Response:
+async def send_answer(answer: Answer, request: Request, stream: bool | None = None) -> Response:
     """Return a streamed answer, or wait for the complete answer and return it.
 
     If the client disconnects, the generation is cancelled. `stream` replaces the field of the same
@@ -148,11 +148,11 @@ async def answered(answer: Answer, request: Request, stream: bool | None = None)
     log_request(answer, request)
     if answer.body.stream if stream is None else stream:
         return StreamingResponse(
-            pinged(events(answer)),
+            with_pings(events(answer)),
             media_type="text/event-stream",
             headers={"cache-control": "no-store"},
         )
-    whole = await unless_gone(answer.finish(), request)
+    whole = await run_until_disconnect(answer.finish(), request)
     if answer.state.options.log_prompts:
         LOG.info("%s answered: %s", answer.id, whole)
     return JSONResponse(whole)
@@ -165,7 +165,7 @@ async def events(answer: Answer) -> AsyncIterator[str]:
             async for data in stream:
                 yield event(data, answer.names_events)
     except ApiError as error:
-        yield event(dumped(error.body))
+        yield event(to_json_line(error.body))
 
 
 def event(data: str, named: bool = False) -> str:
@@ -174,7 +174,7 @@ def event(data: str, named: bool = False) -> str:
     return f"{name}data: {data}\n\n"
 
 
-async def pinged(source: AsyncIterator[str]) -> AsyncIterator[str]:
+async def with_pings(source: AsyncIterator[str]) -> AsyncIterator[str]:
     """Yield events, and a comment after every `PING_SECONDS` without an event.
 
     The comments keep the connection open.
@@ -197,14 +197,14 @@ async def pinged(source: AsyncIterator[str]) -> AsyncIterator[str]:
             await waiting
 
 
-async def unless_gone(work: Awaitable[T], request: Request) -> T:
+async def run_until_disconnect(work: Awaitable[T], request: Request) -> T:
     """Wait for work and return its result; cancel the work when the client disconnects.
 
     Raises:
         ApiError: the client has disconnected, so that nobody reads the error.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request))
+    gone = asyncio.ensure_future(wait_for_disconnect(request))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -217,7 +217,7 @@ async def unless_gone(work: Awaitable[T], request: Request) -> T:
                 await one
 
 
-async def disconnected(request: Request) -> None:
+async def wait_for_disconnect(request: Request) -> None:
     """Wait until the client of a request has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -357,7 +357,7 @@ def playground_config(state: ServerState) -> dict[str, Any]:
     }
 
 
-async def drained(state: ServerState, seconds: float) -> bool:
+async def drain(state: ServerState, seconds: float) -> bool:
     """Refuse new requests, and wait at most `seconds` for all texts to end.
 
     Return whether all texts have ended.

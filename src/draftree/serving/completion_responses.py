@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from draftree.serving.answer_text import AnswerText, Delta, legacy_logprobs, logprob_entries
-from draftree.serving.metrics import RequestFigures, merged
+from draftree.serving.metrics import RequestFigures, merge_figures
 from draftree.serving.request_models import Metrics as DeviceReport
 from draftree.serving.request_models import Sampled
 from draftree.serving.state import Prepared, ServerState
@@ -79,26 +79,28 @@ class Answer:
         """Yield the data of a streamed answer's events, each as JSON on one line."""
         options = self.body.stream_options
         for event in self.opening():
-            yield dumped(event)
+            yield to_json_line(event)
         async with aclosing(self.job.updates()) as updates:
             async for update in updates:
                 text = self.texts[update.index]
                 delta = self.take(update)
-                more: dict[str, Any] = {} if update.tree is None else {"tree": told_tree(update)}
+                more: dict[str, Any] = (
+                    {} if update.tree is None else {"tree": tree_for_page(update)}
+                )
                 if options is not None and options.continuous_usage_stats:
                     more["usage"] = self.usage()
                 if delta or "tree" in more or text.finish_reason:
-                    yield dumped(self.chunk(update.index, delta, text, more))
+                    yield to_json_line(self.chunk(update.index, delta, text, more))
         if options is not None and options.include_usage:
-            yield dumped(
+            yield to_json_line(
                 self.head(self.piece) | {"choices": [], "usage": self.usage()} | self.metrics()
             )
-        elif self.told not in (None, "none"):
-            yield dumped(self.head(self.piece) | {"choices": []} | self.metrics())
+        elif self.metrics_level not in (None, "none"):
+            yield to_json_line(self.head(self.piece) | {"choices": []} | self.metrics())
         yield DONE_EVENT
 
     @property
-    def told(self) -> DeviceReport | None:
+    def metrics_level(self) -> DeviceReport | None:
         """Return the requested amount of drafting metrics; None for the default."""
         return self.body.metrics
 
@@ -126,12 +128,12 @@ class Answer:
 
     def metrics(self) -> dict[str, Any]:
         """Return the field `metrics` with the requested figures; by default a summary."""
-        if self.told == "none":
+        if self.metrics_level == "none":
             return {}
-        figures = merged(self.job.figures)
+        figures = merge_figures(self.job.figures)
         return {
             "metrics": request_metrics(
-                figures, time.monotonic() - self.start, self.first or 0.0, self.told
+                figures, time.monotonic() - self.start, self.first or 0.0, self.metrics_level
             )
         }
 
@@ -279,7 +281,7 @@ def request_metrics(
     }
 
 
-def told_tree(update: TextUpdate) -> dict[str, Any]:
+def tree_for_page(update: TextUpdate) -> dict[str, Any]:
     """Return a step's draft tree and its new tokens in the form that the playground page draws."""
     tokens: Sequence[dict[str, Any]] = [
         {"text": token.text, "origin": token.origin} for token in update.tokens
@@ -287,6 +289,6 @@ def told_tree(update: TextUpdate) -> dict[str, Any]:
     return {**(update.tree or {}), "tokens": tokens}
 
 
-def dumped(event: Mapping[str, Any]) -> str:
+def to_json_line(event: Mapping[str, Any]) -> str:
     """Return an event as JSON on one line."""
     return json.dumps(event, allow_nan=False, separators=(",", ":"))

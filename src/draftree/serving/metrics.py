@@ -138,7 +138,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def merged(parts: Sequence[RequestFigures]) -> RequestFigures:
+def merge_figures(parts: Sequence[RequestFigures]) -> RequestFigures:
     """Return the joint figures of several texts of one request; the prompt counts once."""
     return RequestFigures(
         max((part.prompt_tokens for part in parts), default=0),

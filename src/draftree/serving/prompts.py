@@ -127,17 +127,17 @@ def messages_of_input(
     for place, item in enumerate(given):
         where = f"input.{place}"
         if item.type == "function_call":
-            call = required(item, where, "call_id", "name", "arguments")
+            call = require_fields(item, where, "call_id", "name", "arguments")
             function = {"name": call["name"], "arguments": call["arguments"]}
             tool_call = {"id": call["call_id"], "type": "function", "function": function}
             found.append({"role": "assistant", "content": None, "tool_calls": [tool_call]})
         elif item.type == "function_call_output":
-            output = required(item, where, "call_id", "output")
+            output = require_fields(item, where, "call_id", "output")
             found.append(
                 {"role": "tool", "tool_call_id": output["call_id"], "content": output["output"]}
             )
         else:
-            said = required(item, where, "role", "content")
+            said = require_fields(item, where, "role", "content")
             content = (
                 said["content"]
                 if isinstance(said["content"], str)
@@ -149,7 +149,7 @@ def messages_of_input(
     return found
 
 
-def required(item: InputItem, where: str, *names: str) -> dict[str, Any]:
+def require_fields(item: InputItem, where: str, *names: str) -> dict[str, Any]:
     """Return the named fields of an item, after checking that they are present.
 
     Raises:

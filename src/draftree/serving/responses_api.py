@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from draftree.serving.answer_text import AnswerText
-from draftree.serving.completion_responses import Answer, dumped, new_id
+from draftree.serving.completion_responses import Answer, new_id, to_json_line
 from draftree.serving.errors import ApiError
 from draftree.serving.prompts import messages_of_input
 from draftree.serving.request_models import ChatBody, ChosenTool, ResponsesBody, TextFormat
@@ -138,7 +138,7 @@ class ResponsesAnswer(Answer):
 
     def _event(self, kind: str, **values: Any) -> str:
         number, self._number = self._number, self._number + 1
-        return dumped({"type": kind, "sequence_number": number, **values})
+        return to_json_line({"type": kind, "sequence_number": number, **values})
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

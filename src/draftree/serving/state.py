@@ -125,7 +125,7 @@ class ServerState:
         ids = chat_ids(self.tokenizer, body.messages, shown)
         options = chat_options(body, self.options.limits, self._room(ids))
         forced = forced_tools(body, self.options.limits)
-        prepared = self._prepared([ids], options, body, owner)
+        prepared = self._prepare([ids], options, body, owner)
         prompt_end = str(self.tokenizer.decode(ids[-8:]))
         prepared.texts = [self._chat_text(prompt_end, tools, bool(forced)) for _ in prepared.texts]
         return prepared
@@ -148,7 +148,7 @@ class ServerState:
         prompts = self._prompts(body.prompt)
         longest = max(prompts, key=len)
         options = completion_options(body, self.options.limits, self._room(longest))
-        prepared = self._prepared(prompts, options, body, owner)
+        prepared = self._prepare(prompts, options, body, owner)
         if body.echo:
             prepared.echoed = [
                 str(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in prompts
@@ -182,7 +182,7 @@ class ServerState:
             raise ApiError(400, told, code="context_length_exceeded")
         return context - len(ids)
 
-    def _prepared(
+    def _prepare(
         self, prompts: Sequence[list[int]], options: Options, body: Sampled, owner: str
     ) -> Prepared:
         """Return prompts and options in the form for the worker."""

@@ -26,11 +26,11 @@ def takes_prompt(method: ChatFunction) -> ChatFunction:
     if inspect.iscoroutinefunction(method):
 
         @wraps(method)
-        async def awaited(self: Any, *given: Any, **options: Any) -> Any:
+        async def call_async(self: Any, *given: Any, **options: Any) -> Any:
             options = of_this_model(self, options)
             return await method(self, *prompt_of(name, given, options), **options)
 
-        return cast(ChatFunction, awaited)
+        return cast(ChatFunction, call_async)
 
     @wraps(method)
     def call(self: Any, *given: Any, **options: Any) -> Any:

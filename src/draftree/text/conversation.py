@@ -65,7 +65,7 @@ class Conversation(Hinting):
         """
         writing = self._answer(text, options)
 
-        def told() -> Generator[Token, None, None]:
+        def stream_tokens() -> Generator[Token, None, None]:
             try:
                 yield from writing.tokens()
             except GeneratorExit:
@@ -73,32 +73,32 @@ class Conversation(Hinting):
                 raise
             self._keep(text, writing.result)
 
-        return told()
+        return stream_tokens()
 
     @takes_prompt
     async def asay(self, text: str, **options: Any) -> Completion:
         """Send a message like `say`, for asyncio; a cancelled turn is not added to `messages`."""
         answer: Completion = await complete(
-            self.engine, self._asked(text), Options.of(self.options, options), alone=True
+            self.engine, self._with_question(text), Options.of(self.options, options), alone=True
         )
         self._keep(text, answer)
         return answer
 
-    def _asked(self, text: str) -> Messages:
+    def _with_question(self, text: str) -> Messages:
         if not unicode(text):
             raise UserError(f"the text is {format_value(text)}, allowed is a text")
         return [*self.messages, {"role": "user", "content": text}]
 
     def _answer(self, text: str, options: Mapping[str, Any]) -> Writing:
         return Writing(
-            self.engine, self._asked(text), Options.of(self.options, options), alone=True
+            self.engine, self._with_question(text), Options.of(self.options, options), alone=True
         )
 
     def _keep(self, text: str, answer: Any) -> None:
-        self.messages = [*self._asked(text), {"role": "assistant", "content": answer.text}]
+        self.messages = [*self._with_question(text), {"role": "assistant", "content": answer.text}]
 
 
-def started(
+def start_conversation(
     engine: Writer, system: str | None, messages: Messages | None, options: Mapping[str, Any]
 ) -> Conversation:
     """Return a conversation that continues messages, after an optional system message.

@@ -198,7 +198,7 @@ class Options(Parameters):
         if self.logit_bias:
             biases = {_token(target, key): float(bias) for key, bias in self.logit_bias.items()}
             yield SequenceBiasLogitsProcessor(
-                [[[_known("logit_bias", i, vocab)], bias] for i, bias in biases.items()]
+                [[[_check_token_id("logit_bias", i, vocab)], bias] for i, bias in biases.items()]
             )
         if self.repetition_penalty != 1:
             yield RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
@@ -214,7 +214,7 @@ class Options(Parameters):
             yield MinNewTokensLengthLogitsProcessor(start, int(self.min_new_tokens), eos, device)
         if len(self.suppress):
             yield SuppressTokensLogitsProcessor(
-                [_known("suppress", int(i), vocab) for i in self.suppress], device
+                [_check_token_id("suppress", int(i), vocab) for i in self.suppress], device
             )
         if self.frequency_penalty:
             yield FrequencyPenalty(float(self.frequency_penalty), start)
@@ -226,7 +226,7 @@ class Options(Parameters):
                 if isinstance(self.beginning, str)
                 else list(self.beginning)
             )
-            yield ForcedBeginning([_known("beginning", int(i), vocab) for i in ids], start)
+            yield ForcedBeginning([_check_token_id("beginning", int(i), vocab) for i in ids], start)
         if self.constraint is not None:
             yield Constrained(
                 self.constraint, Vocabulary.of(target.tokenizer, vocab, target.eos), start
@@ -270,7 +270,7 @@ def _token(target: Target, key: int | str) -> int:
     return ids[0]
 
 
-def _known(option: str, token: int, vocab: int) -> int:
+def _check_token_id(option: str, token: int, vocab: int) -> int:
     if token >= vocab:
         raise UserError(f"{option} names token id {token}, allowed are 0 … {vocab - 1}")
     return token

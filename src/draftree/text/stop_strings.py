@@ -98,7 +98,7 @@ class StopStrings:
         ends = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
         return min(ends)[1:] if ends else None
 
-    def held(self, text: str) -> int:
+    def num_held_back(self, text: str) -> int:
         """Return the number of characters at a text's end that may be the start of a stop text."""
         return max(
             (
@@ -143,7 +143,7 @@ class TextPieces:
         """
         self._decoded.add(token)
         sure = self._decoded.text[: self._decoded.sure]
-        piece = self._until(len(sure) - self._stops.held(sure))
+        piece = self._until(len(sure) - self._stops.num_held_back(sure))
         self.stop = self.stop or self._stops.ids.get(token)
         return piece
 
