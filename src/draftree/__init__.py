@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from draftree import aliases
 from draftree.aliases import MODULE
 from draftree.errors import UnknownAttribute
-from draftree.utils.gc_pause import gc_paused
+from draftree.utils.gc_pause import pause_gc
 
 if TYPE_CHECKING:
     from draftree.batch import Generation
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
     """
     for module, names in _MODULES.items():
         if name in names:
-            with gc_paused():
+            with pause_gc():
                 return getattr(import_module(f"draftree.{module}"), name)
     if (ours := aliases.SAME[MODULE].get(name)) is not None:
         return getattr(import_module("draftree.integrations.other_tools"), ours)

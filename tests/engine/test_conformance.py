@@ -335,7 +335,7 @@ def test_a_cache_that_keeps_the_wrong_slots_fails(monkeypatch: pytest.MonkeyPatc
 
 def test_a_tie_is_told_from_an_error(suite: Suite) -> None:
     request, sampling = Request(suite.prompt(7), 5), Sampling()
-    want = suite.wanted(request, sampling)
+    want = suite.expected_tokens(request, sampling)
     assert suite.margin(request, sampling, want[:2]) > 1e-6
     assert suite.margin(request, Sampling(temperature=1.0), want[:2]) > 1e-6
     with pytest.raises(AssertionError, match="differs from plain"):
@@ -451,7 +451,7 @@ def test_a_drafter_drafts_nothing_beyond_its_own_context(suite: Suite) -> None:
         plans = [[*r.prompt, *suite.reference(r, Sampling())] for r in requests]
         engine = Engine(suite.target, Coached(short, Always(plans, 61)), Chain(3), costs=COSTS)
         written = engine.write(requests)
-        assert written.tokens == [suite.wanted(r, Sampling()) for r in requests]
+        assert written.tokens == [suite.expected_tokens(r, Sampling()) for r in requests]
 
 
 # Rows that ride along.
@@ -512,7 +512,7 @@ def test_probes_ride_along_and_change_nothing(suite: Suite, rows: int) -> None:
     texts = SequenceBatch(suite.target.new_cache(rows, 8))
     for _ in decode(Components(suite.target, window, VCT(2, 2), Greedy(), COSTS), texts, requests):
         pass
-    assert texts.written == [suite.wanted(r, Sampling()) for r in requests]
+    assert texts.written == [suite.expected_tokens(r, Sampling()) for r in requests]
     assert len(window.back) == len(texts.stats.steps)
     for text, probes, logits in window.back:
         with torch.inference_mode():

@@ -124,7 +124,7 @@ def requests(draw: st.DrawFn, model: str, acceptor: str) -> Request:
     processors, forced = (), None
     if draw(st.integers(0, 4)) == 0:
         ruled = Ruled(decoder.vocab)
-        processors, forced = (ruled,), draw(st.sampled_from([None, ruled.forced]))
+        processors, forced = (ruled,), draw(st.sampled_from([None, ruled.forced_token]))
     return Request(
         draw(prompts(decoder.vocab, min(decoder.context, 40))),
         max_new_tokens=draw(st.integers(1, REFERENCE_TOKENS)),

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from draftree.utils.gc_pause import GC_THRESHOLD, MIN_LOADED_OBJECTS, gc_paused
+from draftree.utils.gc_pause import GC_THRESHOLD, MIN_LOADED_OBJECTS, pause_gc
 
 
 def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> None:
     before = gc.get_threshold()
-    one, other = gc_paused(), gc_paused()
+    one, other = pause_gc(), pause_gc()
     one.__enter__()
     other.__enter__()
     assert gc.get_threshold() == (GC_THRESHOLD, *before[1:])
@@ -19,7 +19,7 @@ def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> Non
     assert gc.get_threshold()[0] == GC_THRESHOLD
     other.__exit__(None, None, None)
     assert gc.get_threshold() == before
-    with pytest.raises(OSError, match="full"), gc_paused():
+    with pytest.raises(OSError, match="full"), pause_gc():
         raise OSError("full")
     assert gc.get_threshold() == before
 
@@ -29,7 +29,7 @@ def test_a_search_that_is_off_stays_off_and_a_rarer_one_as_rare() -> None:
     try:
         for asked in (0, 10 * GC_THRESHOLD):
             gc.set_threshold(asked)
-            with gc_paused():
+            with pause_gc():
                 assert gc.get_threshold()[0] == asked
     finally:
         gc.set_threshold(*before)
@@ -64,7 +64,7 @@ def test_objects_frozen_by_others_stay_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with gc_paused():
+        with pause_gc():
             made = [[i] for i in range(MIN_LOADED_OBJECTS + 1000)]
         assert len(made) > MIN_LOADED_OBJECTS
         assert gc.get_freeze_count() >= frozen - 100  # some of them may have died

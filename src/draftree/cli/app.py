@@ -34,7 +34,7 @@ from draftree.cli.command import Command, CommandGroup
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning
 from draftree.native import check_variable
-from draftree.utils.gc_pause import gc_paused
+from draftree.utils.gc_pause import pause_gc
 from draftree.utils.signals import STATUSES, Interrupted, raise_on_signal
 
 app = typer.Typer(
@@ -135,7 +135,7 @@ def run_app(program: typer.Typer, name: str, args: Sequence[str] | None = None) 
         warnings.showwarning = lambda message, *_: remark(str(message))
     signals: list[int] = []
     try:  # a signal may come while handlers are set or reset, too
-        with raise_on_signal() as signals, gc_paused():
+        with raise_on_signal() as signals, pause_gc():
             try:
                 check_variable()
                 command = typer.main.get_command(program)

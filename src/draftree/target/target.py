@@ -58,7 +58,7 @@ from draftree.target.target_names import (
 )
 from draftree.tree import AcceptResult, Bools, Ints, Tree
 from draftree.utils.files import as_user_error
-from draftree.utils.gc_pause import gc_paused
+from draftree.utils.gc_pause import pause_gc
 from draftree.utils.hardware import has_float64, to_device
 from draftree.utils.profiler import in_phase
 
@@ -287,7 +287,7 @@ class Target:
         return cls(decoder, name, tokenizer, loading)
 
     @classmethod
-    @gc_paused()
+    @pause_gc()
     def load(
         cls,
         name: str,

@@ -279,7 +279,7 @@ class Suite:
             self.judge(rule, request, sampling, got, f"plain decoding with {acceptor}")
         self.coverage.cases["plain"] += 1
 
-    def wanted(self, request: Request, sampling: Sampling) -> list[int]:
+    def expected_tokens(self, request: Request, sampling: Sampling) -> list[int]:
         """Return the reference, cut at the request's limit, end tokens and criteria."""
         tokens = self.reference(request, sampling)[: request.max_new_tokens]
         return tokens[: min(_ends(request, tokens), default=len(tokens)) + 1]
@@ -358,7 +358,7 @@ class Suite:
         A difference is allowed if the scores of the two best tokens differ by less than the
         numerical noise.
         """
-        want = self.wanted(request, sampling)
+        want = self.expected_tokens(request, sampling)
         if got == want:
             return
         at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
@@ -425,7 +425,7 @@ def _one(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     suite.write(case, policy, acceptor, [Request(suite.prompt(7), 9)])
 
 
-def _ragged(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+def _check_ragged(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """Check three sequences of different lengths that end at different steps.
 
     One of the prompts has a single token.
@@ -467,9 +467,9 @@ def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> No
     for missing in ((0,), (4, 0, 1)):
         requests = [Request(suite.prompt(context - m), 9, number=m) for m in missing]
         if acceptor.keeps_text:
-            assert [len(suite.wanted(r, sampling_for(case.acceptor))) for r in requests] == [
-                m + 1 for m in missing
-            ]
+            assert [
+                len(suite.expected_tokens(r, sampling_for(case.acceptor))) for r in requests
+            ] == [m + 1 for m in missing]
         suite.write(case, policy, acceptor, requests)
 
 
@@ -559,13 +559,13 @@ class Ruled(LogitsProcessor):
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
-    def forced(self, ids: Sequence[int]) -> int | None:
+    def forced_token(self, ids: Sequence[int]) -> int | None:
         """Return the forced token after the given ids; None if no token is forced."""
         return (5 * ids[-1] + 7) % self._vocab if ids[-1] % 3 == 0 else None
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        token = self.forced(input_ids[0].tolist())
+        token = self.forced_token(input_ids[0].tolist())
         if token is None:
             return scores - 2.0 * (torch.arange(self._vocab, device=scores.device) % 2 == 0)
         only = torch.full_like(scores, -torch.inf)
@@ -573,7 +573,7 @@ class Ruled(LogitsProcessor):
         return only
 
 
-def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+def _check_processors(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """Check requests with logits processors and stopping criteria.
 
     The processors depend on the path, some of them also guide the drafts, and one forces tokens.
@@ -582,7 +582,7 @@ def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> 
     for number, length in enumerate((6, 1, 9)):
         ruled = Ruled(suite.target.decoder.vocab)
         own = (RepetitionPenaltyLogitsProcessor(1.4), NoRepeatNGramLogitsProcessor(3), ruled)
-        guides, forced = ((), None) if number == 1 else (own[1:], ruled.forced)
+        guides, forced = ((), None) if number == 1 else (own[1:], ruled.forced_token)
         plain = Request(
             suite.prompt(length),
             9,
@@ -692,7 +692,9 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
         look(state)
 
 
-def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+def _check_scheduler(
+    count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor
+) -> None:
     """Let the scheduler run requests that join, leave, are cancelled and preempted at random.
 
     Check that every text equals that of the request alone.
@@ -758,7 +760,7 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
 
 
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
-FULL_CHECKS: dict[str, Check] = {"one": _one, "ragged": _ragged}
+FULL_CHECKS: dict[str, Check] = {"one": _one, "ragged": _check_ragged}
 """Checks that are run for every pairing of drafter and policy."""
 PAIRWISE: dict[str, Check] = {
     "limit": _limit,
@@ -766,11 +768,11 @@ PAIRWISE: dict[str, Check] = {
     "context": _context,
     "caches": _caches,
     "reuse": _reuse,
-    "processed": _processed,
+    "processed": _check_processors,
     "joining": partial(_joining, 3),
     "joining-8": partial(_joining, 8),
-    "scheduled": partial(_scheduled, 3),
-    "scheduled-8": partial(_scheduled, 8),
+    "scheduled": partial(_check_scheduler, 3),
+    "scheduled-8": partial(_check_scheduler, 8),
 }
 """Checks that are run for a selection of pairings: any two values of check, drafter, policy and
 acceptor occur together in some case."""
@@ -793,17 +795,21 @@ def batch_cases(
         name = next(
             (n for n, check in CHECKS.items() if _size_of(check) == size), f"scheduled-{size}"
         )
-        CHECKS.setdefault(name, partial(_scheduled, size))
+        CHECKS.setdefault(name, partial(_check_scheduler, size))
         checks.append(name)
-    return [Case(*c) for c in itertools.product(checks, *_named(only))]
+    return [Case(*c) for c in itertools.product(checks, *_selected_names(only))]
 
 
 def _size_of(check: Check) -> int | None:
     """Return the largest number of sequences in a scheduler check; None for other checks."""
-    return int(check.args[0]) if isinstance(check, partial) and check.func is _scheduled else None
+    return (
+        int(check.args[0])
+        if isinstance(check, partial) and check.func is _check_scheduler
+        else None
+    )
 
 
-def _named(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+def _selected_names(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
     """Return the names of drafters, policies and acceptors to test: those in `only`, or all."""
     found = {kind: tuple(parts(kind)) for kind in KINDS}
     found["drafter"] = (*SCRIPTED, *found["drafter"])
@@ -827,7 +833,7 @@ def cases(
         only: names by kind (`drafter`, `policy`, `acceptor`) of the parts to test with all parts of
             the other kinds. All parts of a kind without names are tested.
     """
-    every = _named(only)
+    every = _selected_names(only)
     rest = [tuple(PAIRWISE), *every]
     chosen = itertools.product(*rest) if full else pairwise(rest)
     rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in every[2]}

@@ -218,11 +218,11 @@ class TableDrafter(Drafter[None]):
                 log_q, k, drawing, tree.row[frontier], tree.depth[frontier]
             ), None
         q = mask_nan(drawing.log_q(log_q, tree.row[frontier]))
-        return self._branched(
+        return self._branch(
             self._chance, q, min(k, log_q.shape[1]), drawing.kind, tree, frontier
         ), None
 
-    def _branched(
+    def _branch(
         self, chance: RandomSource, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints
     ) -> Candidates:
         nowhere = np.argmin(log_q.numpy(), axis=1)
@@ -498,19 +498,19 @@ class CoachedLayers(Layers):
 
     @override
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
-        return self._layers.first(nodes, self._coached(choose))
+        return self._layers.first(nodes, self._coach(choose))
 
     @override
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
-        return self._layers.below(nodes, count, self._coached(choose))
+        return self._layers.below(nodes, count, self._coach(choose))
 
-    def _coached(self, choose: Choose) -> Choose:
+    def _coach(self, choose: Choose) -> Choose:
         """Return a `Choose` that changes the logits before choosing.
 
         It is a new object at each call, so that passes are recorded again.
         """
 
-        def coached(logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
+        def choose_coached(logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
             logits, frontier = logits.clone(), nodes.fed[:, -logits.shape[1] :]
             for row, place in np.ndindex(*frontier.shape):
                 text = np.append(
@@ -527,7 +527,7 @@ class CoachedLayers(Layers):
                     ) / 2
             return choose(logits, nodes, ids)
 
-        return coached
+        return choose_coached
 
     @override
     def state(self, fed: Sequence[Ints]) -> tuple[Any, Texts]:

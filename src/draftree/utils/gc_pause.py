@@ -18,7 +18,7 @@ _ENTERED: list[tuple[int, int, int]] = []
 
 
 @contextmanager
-def gc_paused() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Run the garbage collector a thousand times less often inside the block.
 
     Otherwise garbage collection takes a third of the time of loading. Objects loaded in the block

@@ -88,15 +88,13 @@ def time_interleaved(
             by default.
     """
 
-    def timed_behind(i: int) -> float:
+    def time_after(i: int) -> float:
         if before and (first := before[i]) is not None:
             first()
         return time_work(works[i], device)
 
-    first = list(map(timed_behind, range(len(works))))
-    seconds = [
-        [once if once >= WARM_UP_SECONDS else timed_behind(i)] for i, once in enumerate(first)
-    ]
+    first = list(map(time_after, range(len(works))))
+    seconds = [[once if once >= WARM_UP_SECONDS else time_after(i)] for i, once in enumerate(first)]
     least = [MIN_QUICK_ROUNDS if once[0] < QUICK_SECONDS else ROUNDS_RANGE[0] for once in seconds]
     wanted = [
         int(np.clip(longest / len(works) / max(s[0], 1e-9), a, ROUNDS_RANGE[1])) - 1
@@ -106,7 +104,7 @@ def time_interleaved(
     for r in range(rounds):
         for i in order.permutation(len(works)):
             if (r + 1) * wanted[i] // rounds > r * wanted[i] // rounds:
-                seconds[i].append(timed_behind(int(i)))
+                seconds[i].append(time_after(int(i)))
     return [float(np.quantile(each, 0.25)) for each in seconds]
 
 

@@ -74,7 +74,7 @@ def phase(name: str) -> Iterator[None]:
 def in_phase(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function so that each call counts as a phase."""
 
-    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if (record := _RECORD.get()) is None:
@@ -87,4 +87,4 @@ def in_phase(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
         return call
 
-    return decorated
+    return decorate

@@ -42,7 +42,7 @@ def raise_on_signal() -> Iterator[list[int]]:
         came.append(number)
         raise Interrupted(number)
 
-    with _handled(end):
+    with _handle_signals(end):
         yield came
 
 
@@ -55,7 +55,7 @@ def postpone_signals() -> Iterator[list[int]]:
     """
     came: list[int] = []
     try:
-        with _handled(lambda number, _: came.append(number)):
+        with _handle_signals(lambda number, _: came.append(number)):
             yield came
     finally:
         for number in came:
@@ -63,7 +63,7 @@ def postpone_signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def _handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Set a handler for the signals that end a program.
 
     Ignored signals stay ignored, as with `nohup`. In a thread other than the main one nothing

@@ -74,7 +74,7 @@ class Range:
         """Return whether a number is within the bounds."""
         return bool(self.least <= number <= self.most and self.above < number < self.below)
 
-    def told(self, number: str) -> str:
+    def describe(self, number: str) -> str:
         """Return a description of the allowed numbers."""
         low, high = max(self.least, self.above), min(self.most, self.below)
         if high < inf and number == WHOLE:
@@ -149,11 +149,11 @@ def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
         NoneType: ("none", lambda value: value is None),
         bool: ("true or false", lambda value: isinstance(value, bool)),
         int: (
-            bounds.told(WHOLE),
+            bounds.describe(WHOLE),
             lambda value: is_whole(value, -most, most) and bounds.holds(value),
         ),
         float: (
-            bounds.told("a finite number"),
+            bounds.describe("a finite number"),
             lambda value: is_finite(value) and bounds.holds(value),
         ),
         str: ("a text", lambda value: unicode(value)),
