@@ -211,8 +211,8 @@ CALLS = {
     "load('demo', speculative_config={'method': 'ngram', 'num_speculative_tokens': 3, 'prompt_lookup_max': 4})": (
         "load('demo', 'pld:ngram=4', 'chain:length=3')"
     ),
-    "load('demo', speculative_config={'model': 'demo', 'num_speculative_tokens': 3}).drafter.described": (
-        "load('demo', 'lm:model=demo').drafter.described"
+    "load('demo', speculative_config={'model': 'demo', 'num_speculative_tokens': 3}).drafter.description": (
+        "load('demo', 'lm:model=demo').drafter.description"
     ),
     "load('demo', speculative_config={'method': 'eagle3'})": "load('demo', 'eagle3')",
     "load('demo', method='eagle3')": "load('demo', 'eagle3')",

@@ -39,10 +39,10 @@ def loaded(count: int) -> tuple[int, int]:
     """How many of that many objects made inside count as old after, and how many searches there were."""
     code = f"""
 import gc
-from draftree.utils.gc_pause import gc_paused
+from draftree.utils.gc_pause import pause_gc
 gc.collect()
 searched = [s["collections"] for s in gc.get_stats()]
-with gc_paused():
+with pause_gc():
     made = [[i] for i in range({count})]
     again = [s["collections"] for s in gc.get_stats()]
 old = set(map(id, gc.get_objects(2)))
