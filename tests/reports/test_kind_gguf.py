@@ -79,7 +79,7 @@ def test_the_joined_file_has_the_whole_header(tensors: dict[str, Any], tmp_path:
         write_gguf(tmp_path / "whole.gguf", tensors),
         split(tmp_path / "split", tensors, 2),
     )
-    gguf_conversion._join(tmp_path / "joined.gguf", "llama", [GGUFReader(path) for path in paths])
+    gguf_conversion._join(tmp_path / "joined.gguf", [GGUFReader(path) for path in paths])
     one, other = GGUFReader(whole), GGUFReader(tmp_path / "joined.gguf")
     for name, entry in one.fields.items():
         if not name.startswith("GGUF."):

@@ -107,7 +107,7 @@ def test_dequantising_reads_a_vocabulary_once(
     monkeypatch.setattr(gguf_conversion, "return_memory", lambda: returned.append(True))
     write_gguf(tmp_path / "x.gguf", "Q4_1")
     assert Path(location(str(tmp_path / "x.gguf"))).is_dir()
-    assert read == [tmp_path / "x.gguf"]
+    assert read.count(tmp_path / "x.gguf") == 1
     assert returned == [True]
 
 

@@ -14,11 +14,14 @@ from typing import Any, NoReturn
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    TOKENIZER_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GgufConfig,
     PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 
 from draftree.errors import UserError, format_value
@@ -182,29 +185,23 @@ def _read_headers(path: Path, parts: Sequence[Path]) -> list[Header]:
 
 
 def _convert(path: Path, parts: Sequence[Path], headers: Sequence[Header], folder: Path) -> None:
-    """Write the folder of a GGUF file; the parts of a split file are joined first.
-
-    transformers makes three `GGUFReader`s of the file; they share one here, with a fast parser of
-    lists (`gguf_reader`).
-    """
+    """Write the folder of a GGUF file; the parts of a split file are joined first."""
     with as_user_error(
         f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"
     ):
-        from draftree.target.gguf_reader import FastReader, fast_loading
+        from draftree.target.gguf_reader import FastReader
 
-        if len(parts) == 1:
-            with fast_loading(path):
-                _dequantise(path, headers, folder)
-            return
         readers = [FastReader(part) for part in parts]
         with TemporaryDirectory(
             dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"
         ) as beside:
-            joined = Path(beside) / "joined.gguf"
-            with report_disk_errors(folder):
-                _join(joined, readers[0].fields["general.architecture"].contents(), readers)
-            with fast_loading(joined):
-                _dequantise(joined, headers, folder)
+            scratch = Path(beside)
+            if len(parts) > 1:
+                path = scratch / "joined.gguf"
+                with report_disk_errors(folder):
+                    _join(path, readers)
+                readers = [FastReader(path)]
+            _dequantise(path, readers[0], headers, folder, scratch)
 
 
 def _check_parts(parts: Sequence[Path], headers: Sequence[Header]) -> None:
@@ -285,7 +282,7 @@ def _check_header(
             )
 
 
-def _check_size(path: Path, config: PreTrainedConfig, kind: Any, headers: Sequence[Header]) -> None:
+def _check_size(path: Path, model: PreTrainedModel, headers: Sequence[Header]) -> None:
     """Refuse a header that describes a larger model than the tensors can fill.
 
     Raises:
@@ -295,8 +292,6 @@ def _check_size(path: Path, config: PreTrainedConfig, kind: Any, headers: Sequen
     stored = sum(sizes.values())
     if "output.weight" not in sizes:
         stored += sizes.get("token_embd.weight", 0)
-    with torch.device("meta"):
-        model = kind(config)
     wanted = sum(parameter.numel() for parameter in model.parameters())
     if wanted > stored + MAX_EXTRA_VALUES:
         raise UserError(
@@ -304,15 +299,14 @@ def _check_size(path: Path, config: PreTrainedConfig, kind: Any, headers: Sequen
         )
 
 
-def _join(out: Path, architecture: str, readers: Sequence[Any]) -> None:
+def _join(out: Path, readers: Sequence[Any]) -> None:
     """Write the parts of a split file as a single file."""
-    from gguf import GGUFValueType, GGUFWriter
+    from gguf import GGUFWriter
 
-    writer = GGUFWriter(out, architecture)
-    for name, field in readers[0].fields.items():
-        if not name.startswith(("GGUF.", "split.")) and name != "general.architecture":
-            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    from draftree.target.gguf_tensors import architecture_of, copy_fields
+
+    writer = GGUFWriter(out, architecture_of(readers[0]))
+    copy_fields(writer, readers[0])
     every = [tensor for reader in readers for tensor in reader.tensors]
     for tensor in every:
         data = tensor.data
@@ -325,52 +319,78 @@ def _join(out: Path, architecture: str, readers: Sequence[Any]) -> None:
     writer.close()
 
 
-def _dequantise(path: Path, headers: Sequence[Header], folder: Path) -> None:
+def _dequantise(
+    path: Path, reader: Any, headers: Sequence[Header], folder: Path, scratch: Path
+) -> None:
     """Write the folder of one file's weights and tokenizer.
 
     Args:
         path: the file.
+        reader: `FastReader` of the file.
         headers: the headers of the file, or of the parts from which it was joined.
         folder: the new folder.
+        scratch: folder for temporary files.
     """
-    from gguf import GGMLQuantizationType
+    from draftree.target.gguf_tensors import (
+        architecture_of,
+        read_by_transformers,
+        read_tensors,
+        write_config_file,
+    )
 
-    kinds = {
-        GGMLQuantizationType(kind).name for header in headers for kind in header.types.values()
-    }
-    source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    config = AutoConfig.from_pretrained(**source)
+    source = _source(path)
+    described, values = source, dict[str, Any]()
+    if not (alone := read_by_transformers(architecture_of(reader))):
+        values = write_config_file(scratch / "config.gguf", reader)
+        described = _source(scratch / "config.gguf")
+    config = AutoConfig.from_pretrained(**described)
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     kind = classes.get(type(config), None)
     refuse_unsupported(config, kind)
-    if kind is not None:
-        _check_size(path, config, kind, headers)
+    with torch.device("meta"):
+        model = kind(config)
+    _check_size(path, model, headers)
+    dtype = _dtype(headers)
+    how: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
     auto: Any = AutoModelForCausalLM
-    how = {
-        "dtype": _dtype(kinds),
-        "quantization_config": GgufConfig(dequantize=True),
-        "output_loading_info": True,
-    }
     with no_loading_bar():
-        model, info = auto.from_pretrained(**source, config=config, **how)
+        if alone:
+            how["quantization_config"] = GgufConfig(dequantize=True)
+            model, info = auto.from_pretrained(**source, **how)
+        else:
+            tensors = read_tensors(reader, values, model, dtype)
+            model, info = kind.from_pretrained(None, state_dict=tensors, **how)
+            del tensors
     if missing := sorted(map(str, info["missing_keys"])):  # transformers would use random weights
         raise UserError(f"'{path}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
-    tokenizer = (
-        AutoTokenizer.from_pretrained(**source)
-        if "tokenizer.ggml.model" in headers[0].entries
-        else None
-    )
+    words = "tokenizer.ggml.model" in headers[0].entries
+    tokenizer = _tokenizer_class(config).from_pretrained(**source) if words else None
     with replace_folder(folder) as beside:
         model.save_pretrained(beside)
         if tokenizer is not None:
             tokenizer.save_pretrained(beside)
 
 
-def _dtype(kinds: set[str]) -> torch.dtype:
-    """Return the dtype for tensors of given GGML types.
+def _source(path: Path) -> dict[str, Any]:
+    """Return the arguments with which transformers finds a GGUF file."""
+    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+
+
+def _tokenizer_class(config: PreTrainedConfig) -> Any:
+    """Return the class that `AutoTokenizer` would choose after it had read the config once more."""
+    classes: Any = TOKENIZER_MAPPING
+    kind = classes.get(type(config), PreTrainedTokenizerFast)
+    return kind if issubclass(kind, PreTrainedTokenizerFast) else AutoTokenizer
+
+
+def _dtype(headers: Sequence[Header]) -> torch.dtype:
+    """Return the dtype for the tensors of a file.
 
     F32 tensors decide only if all tensors are F32, because norms are F32 in any file.
     """
+    from gguf import GGMLQuantizationType
+
+    kinds = {GGMLQuantizationType(kind).name for each in headers for kind in each.types.values()}
     if "BF16" in kinds:
         return torch.bfloat16
     return torch.float32 if kinds <= {"F32"} else torch.float16

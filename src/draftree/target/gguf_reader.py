@@ -1,17 +1,11 @@
-"""Let transformers' loaders read a GGUF file once, and in less time.
+"""Read the fields and tensors of a GGUF file in less time than the package `gguf`.
 
-transformers reads a file for the config, for the tokenizer's class and for the tensors, each time
-with a new `gguf.GGUFReader`, which makes two NumPy arrays for each token of the vocabulary. For the
-names of tensors it builds one table for each module. Imported only where `gguf` is needed.
+`gguf.GGUFReader` makes two NumPy arrays for each token of the vocabulary, and `gguf.dequantize` takes
+16 rows at a time. Imported only where `gguf` is needed.
 """
 
 import math
-import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -99,35 +93,3 @@ def dequantise_in_large_groups(data: Array, kind: GGMLQuantizationType) -> Array
         return values
     values = gguf.quants.dequantize(plain.reshape(rows // joined, -1), kind)
     return values.reshape(*data.shape[:-1], -1)
-
-
-@contextmanager
-def fast_loading(path: Path) -> Iterator[FastReader]:
-    """Let transformers' loaders of GGUF files read a file once, as long as the context lasts.
-
-    They import names of `gguf` when they are called. Within the context `GGUFReader` returns one
-    reader of this file, and a new one of any other; `get_tensor_name_map`, which they call for each
-    module of the model, keeps its result; `dequantize` takes larger groups of rows.
-
-    Yields:
-        the reader.
-    """
-    reader = FastReader(path)
-
-    def same_reader(name: str | os.PathLike[str], *args: Any, **options: Any) -> Any:
-        """Return the reader of `path`, or a new one of another file."""
-        if Path(name) == path and not args and not options:
-            return reader
-        return GGUFReader(name, *args, **options)
-
-    substitutes = {
-        "GGUFReader": same_reader,
-        "get_tensor_name_map": cache(gguf.get_tensor_name_map),
-        "dequantize": dequantise_in_large_groups,
-    }
-    former = {name: getattr(gguf, name) for name in substitutes}
-    vars(gguf).update(substitutes)
-    try:
-        yield reader
-    finally:
-        vars(gguf).update(former)
