@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,35 @@ def test_an_extension_with_all_loops_is_not_remarked_on(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         native.report_absence()
     assert not caplog.records
+
+
+def bound(*signatures: str) -> Any:
+    """Return a C++ function with these signatures, as nanobind stores them."""
+    function = lambda *_: "C++"
+    function.__nb_signature__ = [(text, None) for text in signatures]
+    return function
+
+
+@pytest.mark.usefixtures("older")
+def test_loops_of_an_older_extension_that_take_other_arguments_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    two = "def loop(arg0: numpy.ndarray, arg1: int, /) -> tuple[numpy.ndarray, int]"
+    native.core.loops.same, native.core.loops.changed = bound(two, two), bound(two)
+    native.core.loops.one, native.core.loops.none = (
+        bound("def loop(arg: int, /) -> int"),
+        bound(two),
+    )
+    assert native.native_as("same")(lambda x, n: "Python")(1, 2) == "C++"
+    assert native.native_as("same")(lambda x, n, scale=1.0: "Python")(1, 2) == "C++"
+    assert native.native_as("one")(lambda x: "Python")(1) == "C++"
+    assert native.native_as("changed")(lambda x, n, scale: "Python")(1, 2, 3) == "Python"
+    assert native.native_as("none")(lambda: "Python")() == "Python"
+    with caplog.at_level(logging.WARNING):
+        native.report_absence()
+    assert [record.message for record in caplog.records] == [
+        native.MISSING_REMARK.format("changed, none")
+    ]
 
 
 def names_of_loops(source: str) -> set[str]:

@@ -6,9 +6,11 @@ models run on PyTorch and loops on Python and NumPy, which is slower. The loops 
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from typing import Any, TypeVar
 
 import numpy as np
@@ -80,7 +82,10 @@ def check_variable() -> None:
 
 LOG = logging.getLogger(__name__.partition(".")[0])
 missing_loops: list[str] = []
-"""Names of loops that the extension module lacks, because it is older than the sources."""
+"""Names of loops that the extension module lacks, or that take other arguments there, because it is
+older than the sources."""
+PARAMETER = re.compile(r"\w+: ")
+"""The beginning of a parameter in a signature of nanobind: `def follow(arg0: object, /) -> tuple`."""
 
 
 @cache
@@ -94,6 +99,19 @@ def report_absence() -> None:
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
 """The Python functions that have a C++ counterpart, by name."""
+
+
+def takes_arguments_of(twin: Callable[..., Any], function: Callable[..., Any]) -> bool:
+    """Return whether a C++ function takes as many arguments as the Python function.
+
+    The C++ function of an older extension may have the name but another signature, and would raise
+    `TypeError` when it is called. nanobind stores the signatures of all overloads as text.
+    """
+    signatures = getattr(twin, "__nb_signature__", ())
+    parameters = signature(function).parameters.values()
+    required = sum(each.default is each.empty for each in parameters)
+    counts = [len(PARAMETER.findall(text)) for text, *_ in signatures]
+    return all(required <= count <= len(parameters) for count in counts)
 
 
 def native(function: Function) -> Function:
@@ -113,7 +131,7 @@ def native_as(name: str) -> Callable[[Function], Function]:
         if core is None:
             return reference
         twin: Function | None = getattr(core.loops, name, None)
-        if twin is not None:
+        if twin is not None and takes_arguments_of(twin, function):
             return twin
         missing_loops.append(name)
         if report_absence.cache_info().currsize:  # of a module imported after the report
