@@ -114,14 +114,6 @@ def test_the_nearest_number_of_rows_is_taken() -> None:
         64,
         64,
     ]
-    assert [table.has(rows) for rows in (1, 2, 3, 5, 8, 9)] == [
-        True,
-        True,
-        False,
-        True,
-        True,
-        False,
-    ]
 
 
 widths = st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10), min_size=1, max_size=6)

@@ -234,10 +234,6 @@ class CostTable:
     def _costs_by_shape(self) -> dict[tuple[int, int], Costs]:
         return {}
 
-    def has(self, rows: int) -> bool:
-        """Return whether costs were measured for `rows` sequences; see `round_up_batch_size`."""
-        return round_up_batch_size(rows) in self.by_rows
-
     @cached_property
     def by_rows(self) -> dict[int, list[Costs]]:
         """Return the entries by number of sequences, each list in ascending order of context."""

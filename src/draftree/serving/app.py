@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
@@ -355,18 +354,6 @@ def playground_config(state: ServerState) -> dict[str, Any]:
         "max_tokens": state.options.limits.new_tokens,
         "drawing": {"height": HEIGHT, "pad": PAD, "gap": GAP},
     }
-
-
-async def drain(state: ServerState, seconds: float) -> bool:
-    """Refuse new requests, and wait at most `seconds` for all texts to end.
-
-    Return whether all texts have ended.
-    """
-    state.worker.drain()
-    end = time.monotonic() + seconds
-    while state.worker.busy and time.monotonic() < end:
-        await asyncio.sleep(0.05)
-    return not state.worker.busy
 
 
 def check_installed() -> None:
