@@ -96,6 +96,15 @@ def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] 
                 )
 
 
+def is_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] = ()) -> bool:
+    """Return whether `check_exact` accepts a policy with an acceptor, for the given requests."""
+    try:
+        check_exact(policy, acceptor, requests)
+    except UserError:
+        return False
+    return True
+
+
 PLUS = re.compile(r"(?<![\d.]e)\+|\+(?!\d)", re.IGNORECASE)
 """Matches the + between two drafters, but not the sign of a number, as in 1e+2."""
 KINDS: dict[str, tuple[types.ModuleType, type]] = {

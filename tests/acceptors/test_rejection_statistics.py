@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from chi_square import ChiSquare, detectable_distance
 from draftree.acceptors import block
 from draftree.acceptors.base import Acceptor, proposal, ratio
 from draftree.acceptors.block import Block
@@ -26,7 +27,6 @@ from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.costs.curves import Costs
-from draftree.doctor.chi_square import ChiSquare, detectable_distance
 from draftree.drafters.edd import EDD
 from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain

@@ -55,6 +55,7 @@ from draftree.testing.conformance import (
     SCRIPTED,
     batch_cases,
     pairwise,
+    preference,
 )
 from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree
 from selection import one_in
@@ -336,8 +337,9 @@ def test_a_cache_that_keeps_the_wrong_slots_fails(monkeypatch: pytest.MonkeyPatc
 def test_a_tie_is_told_from_an_error(suite: Suite) -> None:
     request, sampling = Request(suite.prompt(7), 5), Sampling()
     want = suite.expected_tokens(request, sampling)
-    assert suite.margin(request, sampling, want[:2]) > 1e-6
-    assert suite.margin(request, Sampling(temperature=1.0), want[:2]) > 1e-6
+    other = (want[2] + 1) % 61
+    for drawn in (sampling, Sampling(temperature=1.0)):
+        assert preference(suite.target, request, drawn, want[:3], other) > 1e-6
     with pytest.raises(AssertionError, match="differs from plain"):
         suite.same(request, sampling, [*want[:2], (want[2] + 1) % 61, *want[3:]], "here")
     with pytest.raises(AssertionError, match="plain decoding writes 5"):

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from byte_vocabulary import byte_vocabulary
+from chi_square import detectable_distance
 from draftree.acceptors import block
 from draftree.acceptors.base import Acceptor, proposal, ratio, residual
 from draftree.acceptors.block import Block
@@ -36,7 +37,6 @@ from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.traversal import Traversal
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
-from draftree.doctor.chi_square import detectable_distance
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import chi2
 
-from draftree.doctor.chi_square import ChiSquare, pool_outcomes
+from chi_square import ChiSquare, pool_outcomes
 
 
 def goodness(counts: ArrayLike, p: ArrayLike) -> ChiSquare:

@@ -53,7 +53,7 @@ class DoctorOptions:
     max_new_tokens: int = knob(
         48, min=1, help="With --lossless: maximum number of tokens of each text."
     )
-    trials: int = knob(2000, least=1, help="With --lossless: draws for each test of frequencies.")
+    trials: int = knob(2000, min=100, help="With --lossless: tokens for each frequency test.")
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
@@ -216,31 +216,22 @@ def examine_speed(asked: DoctorOptions) -> None:
 def examine_output(asked: DoctorOptions) -> None:
     """Compare the output with plain decoding's; exit with status 1 if it is not lossless."""
     from draftree.cli import arguments, doctor_output, terminal
-    from draftree.costs.curves import UNIT_COSTS
     from draftree.doctor import lossless
-    from draftree.doctor.lossless_cases import cases
+    from draftree.doctor.finding import nan_to_null
+    from draftree.evaluation.teacher_forcing import read_prompts
     from draftree.evaluation.time_estimate import batched_seconds
-    from draftree.measure_costs import reliable_costs
 
-    plan = lossless.Extent(asked.max_new_tokens, trials=asked.trials)
-    chosen, fixed = (
-        cases(asked.policy, asked.acceptor, asked.temperature),
-        arguments.fixed_costs(asked.costs),
-    )
+    ways = lossless.cases(asked.policy, asked.acceptor, asked.temperature)
+    costs, tokens = arguments.fixed_costs(asked.costs), asked.max_new_tokens
     spec, target, drafter = arguments.open_drafter(asked.drafter, asked.target, **asked.loading)
-    prompts = lossless.load_prompts(target, asked.data, asked.limit, plan.max_new_tokens)
-    if fixed is None and any(c.grown.reads_costs for c in chosen):
-        with terminal.busy("measuring the cost of a step") as tell:
-            fixed = reliable_costs(target, drafter, tell)
-    seconds = batched_seconds(
-        target, drafter, len(prompts) * (len(chosen) + 1), plan.max_new_tokens
-    )
-    terminal.forecast(f"{len(prompts)} texts in {len(chosen)} ways, and plain decoding", seconds)
+    texts = read_prompts(target, asked.data, asked.limit, tokens)
+    seconds = batched_seconds(target, drafter, len(texts) * (len(ways) + 1), tokens)
+    terminal.forecast(f"{len(texts)} texts in {len(ways)} ways, and plain decoding", seconds)
     with terminal.progress("doctor --lossless", None) as tell:
-        report = lossless.examine(target, drafter, prompts, chosen, plan, fixed or UNIT_COSTS, tell)
+        report = lossless.examine(target, drafter, texts, ways, costs, tell, tokens, asked.trials)
     if asked.as_json:
-        emit(report.as_json())
+        emit(nan_to_null(report))
     else:
         doctor_output.show_lossless(terminal.output(), f"{spec} for {asked.target}", report)
-    if not report.lossless:
+    if not report["lossless"]:
         raise typer.Exit(1)

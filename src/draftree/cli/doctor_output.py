@@ -1,8 +1,8 @@
 """Print the reports of `draftree doctor`: figures, verdicts, and a conclusion."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from draftree.doctor.drafter_report import Report
     from draftree.doctor.expected_speed import ExpectedSpeed
     from draftree.doctor.finding import Finding
-    from draftree.doctor.lossless_report import Report as Examined
     from draftree.target.attention_strength import Attending
 
 SHORT_HEADINGS = {"confidence": "mean q", "calibration": "ECE"}
@@ -208,31 +207,12 @@ def _findings(title: str, findings: Sequence["Finding"]) -> Table:
     return made
 
 
-SHOWN_PARTED = 10
-"""Largest number of differing texts that are listed."""
-
-
-def show_lossless(console: Console, title: str, report: "Examined") -> None:
-    """Print the comparison of the output with plain decoding's.
-
-    There is a line for each case, and for each of the texts that differ most. The overall verdict
-    comes last.
-    """
-    console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
-    worst = sorted(report.parted, key=lambda found: -found[1].margin)
-    for case, p in worst[:SHOWN_PARTED]:
-        where = f"{case}, seed {p.seed}: text {p.text} parts at token {p.token}"
-        why = f"where plain decoding preferred {p.plain} to {p.ours} by {p.margin:.2g}"
-        verdict = (
-            f"within the noise, {report.allowed:.2g}"
-            if p.margin <= report.allowed
-            else "no noise explains it"
-        )
-        console.print(escape(f"{where}, {why}: {verdict}"), soft_wrap=True)
-    if len(worst) > SHOWN_PARTED:
-        console.print(
-            f"… and {len(worst) - SHOWN_PARTED} more; --json has them all", soft_wrap=True
-        )
-    console.print(
-        f"[{'green' if report.lossless else 'red'}]{escape(report.summary)}[/]", soft_wrap=True
-    )
+def show_lossless(console: Console, title: str, report: dict[str, Any]) -> None:
+    """Print a line for plain decoding and each case, one for each failure, and the verdict."""
+    bad = [f for f in report["findings"] if f.verdict == "bad"]
+    rows = [replace(f, text="see below") if f in bad else f for f in report["findings"]]
+    console.print(_findings(f"{title}, {report['texts']} prompts", rows))
+    for f in bad:
+        console.print(f"[red]{escape(f.name)}[/]: {escape(f.text)}", soft_wrap=True)
+    colour = "green" if report["lossless"] else "red"
+    console.print(f"[{colour}]{escape(report['summary'])}[/]", soft_wrap=True)

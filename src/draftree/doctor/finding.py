@@ -24,6 +24,7 @@ class Finding:
 
 
 def nan_to_null(report: Any) -> dict[str, Any]:
-    """Return a dataclass as a dictionary for JSON; numbers that are not finite become None."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(report)), parse_constant=lambda _: None)
+    """Return a report for JSON, dataclasses as dictionaries; numbers not finite become None."""
+    text = json.dumps(report, default=asdict)
+    found: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
     return found

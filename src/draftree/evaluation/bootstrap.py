@@ -92,7 +92,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
     The method is bootstrap-t on the logarithm of the ratio.
 
     With 20 prompts, the interval contains the true value in 94 % of trials. BCa intervals reach
-    91 % and quantiles of the samples 90 % (tests/doctor/test_chi_square.py). The standard error of
+    91 % and quantiles of the samples 90 % (tests/evaluation/test_statistics.py). The standard error of
     each sample is computed by linearisation (Efron and Tibshirani 1993, chapters 12 and 13). Below
     `MIN_PROMPTS` prompts, quantiles are used. The interval contains 1 exactly where p is at least
     5 %.

@@ -304,14 +304,26 @@ def suite_answers(
     Raises:
         UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
     """
-    encoded = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
-    if texts := greedy_answers(
-        target, take_evenly(prompts_that_fit(encoded, target, tokens), count), tokens
-    ):
+    if texts := greedy_answers(target, read_prompts(target, None, count, tokens), tokens):
         return texts
     raise UserError(
         "the target answers every prompt with fewer than 2 tokens; give texts to measure on with --data FILE"
     )
+
+
+def read_prompts(
+    target: Target, path: Path | None, count: int = DEFAULT_TEXTS, tokens: int = DEFAULT_TOKENS
+) -> list[list[int]]:
+    """Return the prompts of a file, see `read_texts`, or of the shipped suite, evenly spread.
+
+    Raises:
+        UserError: the file cannot be read, or no prompt leaves space for `tokens` new tokens.
+    """
+    if path is None:
+        found = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
+    else:
+        found = [t.tokens[: t.start].tolist() for t in read_texts(target, path, count, tokens)]
+    return take_evenly(prompts_that_fit(found, target, tokens), count)
 
 
 def prompts_that_fit(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:

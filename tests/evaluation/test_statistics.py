@@ -2,21 +2,13 @@
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from draftree.doctor.chi_square import (
-    critical_value,
-    detectable_distance,
-    pool_outcomes,
-    power,
-    two_sample_test,
-)
-from draftree.errors import UserError
+from chi_square import critical_value, detectable_distance, pool_outcomes, power
 from draftree.evaluation import bootstrap
 from frequencies import goodness
 
@@ -50,17 +42,6 @@ def test_impossible_outcomes_are_rejected_at_once() -> None:
     assert goodness([50, 50, 0], [0.5, 0.5, 0]) == (0.0, 1, 1.0)
 
 
-def test_two_samples_are_compared_with_their_sum() -> None:
-    """30 : 70 and 50 : 50 of 100 each: 40 : 60 expected, 4 · (100/40 + 100/60) / 2."""
-    found = two_sample_test([30, 70], [50, 50])
-    assert found.statistic == pytest.approx(2 * (100 / 40 + 100 / 60))
-    assert found.dof == 1
-    assert found.p_value == pytest.approx(0.0038924, abs=1e-6)
-    uneven = two_sample_test([30, 70], [150, 350])
-    assert uneven.statistic == pytest.approx(0)
-    assert uneven.p_value == pytest.approx(1)
-
-
 def test_rare_outcomes_share_a_bin() -> None:
     assert pool_outcomes(np.array([1.0, 20, 3, 30, 8, 2])).tolist() == [0, 1, 0, 2, 0, 0]
     assert pool_outcomes(np.array([1.0, 20, 4])).tolist() == [0, 0, 0]
@@ -79,24 +60,12 @@ def test_level_and_power_are_those_of_many_tests() -> None:
     assert 0.2 < found < 0.8
     false = np.mean([goodness(c, p).p_value < 0.05 for c in generator.multinomial(n, p, 4000)])
     assert false == pytest.approx(0.05, abs=0.012)
-    a, b = generator.multinomial(n, p, 4000), generator.multinomial(3 * n, p, 4000)
-    assert np.mean(
-        [two_sample_test(x, y).p_value < 0.05 for x, y in zip(a, b, strict=True)]
-    ) == pytest.approx(0.05, abs=0.012)
 
 
 def test_power_without_an_error_is_the_level() -> None:
     assert power(0.0, 12, 1e-3) == pytest.approx(1e-3)
     assert power(1e-9, 12, 1e-3) == pytest.approx(1e-3)
     assert power(4 * 50_000 * detectable_distance(50_000, 30) ** 2, 30, 1e-3) == pytest.approx(0.99)
-
-
-def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    with pytest.raises(
-        UserError, match=r"needs the package 'scipy': pip install 'draftree\[doctor\]'"
-    ):
-        two_sample_test([30, 70], [50, 50])
 
 
 def texts(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,12 +4,11 @@ Shapes: V outcomes (tokens), B bins.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from scipy import optimize, stats
 
-from draftree.errors import UserError
 from draftree.tree import Floats, Ints
 
 MIN_EXPECTED_COUNT = 10.0
@@ -29,24 +28,6 @@ class ChiSquare(NamedTuple):
     statistic: float
     dof: int
     p_value: float
-
-
-def two_sample_test(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
-    """Run Pearson's test that two samples come from the same distribution.
-
-    Args:
-        counts_a: [V] count of each outcome in the first sample.
-        counts_b: [V] count of each outcome in the second sample.
-    """
-    a, b = np.asarray(counts_a, np.float64), np.asarray(counts_b, np.float64)
-    share = a.sum() / (a.sum() + b.sum())
-    # Given how often an outcome came in both together, which sample it came in says all; so bins
-    # may be chosen by the sum.
-    bins = pool_outcomes((a + b) * min(share, 1 - share))
-    found = _scipy().stats.chi2_contingency(
-        [np.bincount(bins, a), np.bincount(bins, b)], correction=False
-    )
-    return ChiSquare(float(found.statistic), int(found.dof), float(found.pvalue))
 
 
 def pool_outcomes(expected: Floats) -> Ints:
@@ -69,12 +50,8 @@ def pool_outcomes(expected: Floats) -> Ints:
 
 
 def critical_value(dof: int, level: float) -> float:
-    """Return the value that χ² with `dof` degrees of freedom exceeds with probability `level`.
-
-    Raises:
-        UserError: scipy is not installed.
-    """
-    return float(_scipy().stats.chi2.isf(level, dof))
+    """Return the value that χ² with `dof` degrees of freedom exceeds with probability `level`."""
+    return float(stats.chi2.isf(level, dof))
 
 
 def power(noncentrality: float, dof: int, level: float) -> float:
@@ -84,7 +61,7 @@ def power(noncentrality: float, dof: int, level: float) -> float:
     p). The statistic then follows the non-central χ² distribution. `level` is the p-value below
     which the test fails.
     """
-    return float(_scipy().stats.ncx2.sf(critical_value(dof, level), dof, noncentrality))
+    return float(stats.ncx2.sf(critical_value(dof, level), dof, noncentrality))
 
 
 def detectable_distance(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
@@ -98,23 +75,5 @@ def detectable_distance(n: int, dof: int, level: float = 1e-3, sure: float = 0.9
     """
     # By Chebyshev's inequality the power is above `sure` from here on.
     enough = 2 * (critical_value(dof, level) + dof) + 20 / (1 - sure)
-    noncentrality = _scipy().optimize.brentq(
-        lambda x: power(x, dof, level) - sure, 0.0, enough, xtol=1e-12
-    )
+    noncentrality = optimize.brentq(lambda x: power(x, dof, level) - sure, 0.0, enough, xtol=1e-12)
     return math.sqrt(noncentrality / (4 * n))
-
-
-def _scipy() -> Any:
-    """Return the package scipy, with its modules `optimize` and `stats` imported.
-
-    Raises:
-        UserError: scipy is not installed.
-    """
-    try:
-        import scipy.optimize
-        import scipy.stats
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "the test of frequencies needs the package 'scipy': pip install 'draftree[doctor]'"
-        ) from error
-    return scipy
