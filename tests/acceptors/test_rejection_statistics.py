@@ -98,7 +98,7 @@ class After:
     def greedy(self, node: int) -> bool:
         return False
 
-    def drawn(self, node: int, choose: Callable[[Tensor], int]) -> int:
+    def sample_token(self, node: int, choose: Callable[[Tensor], int]) -> int:
         return choose(self(node).log())
 
     def raw(self, node: int) -> Tensor:
