@@ -1,7 +1,7 @@
 """AdaServe's selection, against the definition over again on lists."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftree.costs.curves import UNIT_COSTS
@@ -23,6 +23,7 @@ def drafted(policy: AdaServe, seed: int, rows: int) -> Tree:
     return policy.draft(expand, roots, UNIT_COSTS, TreeBudget(np.full(rows, 99), 512), None)
 
 
+@example(seed=0, rows=3, budget=1, owed=1.0, most=1)  # 1 + x − x was below 1
 @given(
     st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 30), st.floats(1, 4), st.integers(0, 6)
 )

@@ -60,7 +60,7 @@ class AdaServe(Policy):
         ahead = (
             value.cumsum() - value
         )  # Σ value of the nodes before each one, first of all sequences, then of its own
-        ahead = 1 + ahead - ahead[first][first.cumsum() - 1] if len(order) else ahead
+        ahead = 1 + (ahead - ahead[first][first.cumsum() - 1]) if len(order) else ahead
         due = (ahead < self.owed) & (place < self.most)
         # What sequences are owed comes first, the best of each in turn; then the best of all.
         ranks = np.lexsort((order, -value, np.where(due, place, self.most + 1)))
