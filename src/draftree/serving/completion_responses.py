@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from draftree.serving.answer_text import AnswerText, Delta, legacy_logprobs, logprob_entries
 from draftree.serving.metrics import RequestFigures, merge_figures
-from draftree.serving.request_models import Metrics as DeviceReport
-from draftree.serving.request_models import Sampled
+from draftree.serving.request_models import Metrics, Sampled
 from draftree.serving.state import Prepared, ServerState
 from draftree.serving.tool_calls import CallPiece, ToolCall
 from draftree.serving.worker import Job, TextUpdate
@@ -100,7 +99,7 @@ class Answer:
         yield DONE_EVENT
 
     @property
-    def metrics_level(self) -> DeviceReport | None:
+    def metrics_level(self) -> Metrics | None:
         """Return the requested amount of drafting metrics; None for the default."""
         return self.body.metrics
 
@@ -267,14 +266,14 @@ def call_piece(piece: CallPiece) -> dict[str, Any]:
 
 
 def request_metrics(
-    figures: RequestFigures, seconds: float, first: float, told: DeviceReport | None
+    figures: RequestFigures, seconds: float, first: float, level: Metrics | None
 ) -> dict[str, Any]:
     """Return the field `metrics` of an answer.
 
     `seconds` is the time since the request arrived, and `first` the time to the first token.
     """
     return {
-        "speculative_decoding": figures.as_json(told in ("detailed", "trees")),
+        "speculative_decoding": figures.as_json(level in ("detailed", "trees")),
         "time_to_first_token_seconds": round(first, 6),
         "seconds": round(seconds, 6),
         "tokens_per_second": round(figures.new_tokens / seconds, 3) if seconds else 0.0,
