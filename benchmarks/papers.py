@@ -254,6 +254,19 @@ STANDS_IN: Mapping[tuple[str, str, str], str] = {
         "β = 0.5, no second cut"
         for claim in ("fewer nodes than EAGLE-2 at its τ", "a net of another target serves")
     },
+    **{
+        (EDD_PCT, "Fig. 5", claim): "trained on its answers to GSM8K's questions, two passes"
+        for claim in ("a layer near the top over the last one", "and over a low one")
+    },
+    **{
+        (GLIDE_CAPE, *place): "drafters of 590 steps, two seeds (recipes/sweeps.py)"
+        for place in (
+            ("2", "distillation"),
+            ("Fig. 7", "upper layers' keys over lower ones'"),
+            ("Fig. 8", "one layer faster than two"),
+            ("Fig. 9", "a wide state over 768"),
+        )
+    },
     (
         C2T,
         "Fig. 7",
@@ -349,12 +362,6 @@ CONFOUNDED: Mapping[tuple[str, str, str], str] = {
 }
 """Claims that SmolLM2's shipped drafters cannot decide, as they were not trained alike;
 recipes/fair.py trains them so."""
-TRAINS = "needs drafters trained for it, five minutes of a core each: recipes/sweeps.py"
-WITHOUT = {
-    (EDD_PCT, "Fig. 5"): TRAINS + "; toy.md has an earlier run without figures of each prompt",
-    **{(GLIDE_CAPE, place): TRAINS for place in ("2", "Fig. 7", "Fig. 8", "Fig. 9")},
-}
-"""Why claims of a table that can be run have no verdict where no result has them."""
 NAMES = {
     "small": "vdm",
     "aded": "aded:datastore=aded-math",

@@ -22,7 +22,7 @@ from draftree.errors import UnknownName, UserError
 from draftree.evaluation import roofline
 from draftree.evaluation.result_rows import NGRAM, read_result
 from draftree.evaluation.text_tables import result_table
-from papers import CONFOUNDED, ITEMS, STANDS_IN, WITHOUT
+from papers import CONFOUNDED, ITEMS, STANDS_IN
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -138,7 +138,7 @@ def papers(results: Path) -> str:
             here = [told(saved.get((target, *place))) for target in ("demo", "smollm2")]
             why = CONFOUNDED.get(place, STANDS_IN.get(place, ""))
             if not any(here):
-                why = f"no verdict: it {claim.not_run or WITHOUT.get(place[:2], '')}"
+                why = f"no verdict: it {claim.not_run}"
             rows.append([claim.claim, claim.table, claim.figures, *here, why])
         heads = ["claim", "table", "paper", "demo", "SmolLM2", "what stands in, or why not"]
         text.append(lines(heads, rows))
