@@ -45,13 +45,18 @@ def log(x: Any) -> Any:
     bits = x.view(ints)
     power = (bits - ROOT) >> MANTISSA
     m = (bits - (power << MANTISSA)).view(floats)
+    return ((power + WHOLE).view(floats) - ROUNDING) * LN2 + log_series(m)
+
+
+def log_series(m: Any) -> Any:
+    """Return ln m for √½ ≤ m < √2; m may be a single float, too."""
     s = (m - 1.0) / (m + 1.0)
     z = s * s
     series = z * (1.0 / (2 * LOG_TERMS + 1))
     for n in range(LOG_TERMS - 1, 0, -1):
         series = z * (series + 1.0 / (2 * n + 1))
     twice = s + s
-    return ((power + WHOLE).view(floats) - ROUNDING) * LN2 + (twice + twice * series)
+    return twice + twice * series
 
 
 def exp(x: Any) -> Any:
@@ -63,7 +68,12 @@ def exp(x: Any) -> Any:
     ints, floats = _dtypes(x)
     shifted = x * (1.0 / LN2) + ROUNDING
     r = x - (shifted - ROUNDING) * LN2
+    return exp_series(r) * (((shifted.view(ints) - WHOLE) + BIAS) << MANTISSA).view(floats)
+
+
+def exp_series(r: Any) -> Any:
+    """Return eʳ for |r| ≤ ½ ln 2; r may be a single float, too."""
     series = r * (1.0 / EXP_TERMS) + 1.0
     for n in range(EXP_TERMS - 1, 0, -1):
         series = series * (r * (1.0 / n)) + 1.0
-    return series * (((shifted.view(ints) - WHOLE) + BIAS) << MANTISSA).view(floats)
+    return series

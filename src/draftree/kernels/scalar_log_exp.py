@@ -6,7 +6,7 @@ The C library's functions differ between systems in the last place. With these t
 
 import math
 
-from draftree.kernels.log_exp import EXP_TERMS, LN2, LOG_TERMS, ROUNDING
+from draftree.kernels.log_exp import LN2, ROUNDING, exp_series, log_series
 
 SQRT_HALF = math.sqrt(0.5)
 LARGEST_EXPONENT = 700.0
@@ -24,11 +24,7 @@ def exp(x: float) -> float:
         return 0.0
     x = min(x, LARGEST_EXPONENT)
     k = x * (1.0 / LN2) + ROUNDING - ROUNDING
-    r = x - k * LN2
-    series = r * (1.0 / EXP_TERMS) + 1.0
-    for n in range(EXP_TERMS - 1, 0, -1):
-        series = series * (r * (1.0 / n)) + 1.0
-    return math.ldexp(series, int(k))
+    return math.ldexp(exp_series(x - k * LN2), int(k))
 
 
 def log(x: float) -> float:
@@ -38,13 +34,8 @@ def log(x: float) -> float:
     m, power = math.frexp(x)
     if m < SQRT_HALF:
         m, power = 2 * m, power - 1
-    s = (m - 1.0) / (m + 1.0)
-    z = s * s
-    series = z * (1.0 / (2 * LOG_TERMS + 1))
-    for n in range(LOG_TERMS - 1, 0, -1):
-        series = z * (series + 1.0 / (2 * n + 1))
-    twice = s + s
-    return power * LN2 + (twice + twice * series)
+    series: float = log_series(m)
+    return power * LN2 + series
 
 
 def round_to_unit(x: float) -> float:
