@@ -125,6 +125,7 @@ def loaded(device: str | None, name: str = "smollm2") -> Target:
         attn_implementation="sdpa",
         exactness="ties",
         compile=False,
+        kernels="stock",
     )
 
 
@@ -319,7 +320,7 @@ def keep(talks: Sequence[Talk], out: pathlib.Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     kinds = sorted({talk.row["kind"] for talk in talks})
     partial = out / "partial.npz"  # others may be waiting for the file
-    np.savez(
+    np.savez_compressed(
         partial,
         tokens=np.concatenate([talk.ids for talk in talks]).astype(np.int32),
         learn=np.concatenate([talk.learn for talk in talks]).astype(np.bool_),
@@ -437,10 +438,12 @@ def train(
     share: float,
     seconds: float,
     epochs: float,
+    spec: str | None = None,
     **numbers: Any,
 ) -> Row:
-    """Trains a drafter on a share of the data for so long at most, measures it, and writes both down."""
-    spec, rate = SPECS[name]
+    """Train a drafter on a share of the data for so long at most, measure it, and write both down."""
+    usual, rate = SPECS[name]
+    spec = spec or usual
     learnt, held = read(data, share)
     torch.manual_seed(0)
     drafter: Any = build("drafter", spec).fresh(target)
@@ -516,6 +519,7 @@ def main() -> None:
     ap.add_argument("--limit", type=int, default=10**9, help="prompts at most, for a try")
     ap.add_argument("--data", type=pathlib.Path)
     ap.add_argument("--share", type=float, default=1.0)
+    ap.add_argument("--spec", help="spec of the drafter, instead of the recipe's")
     ap.add_argument("--epochs", type=float, default=6.0)
     ap.add_argument("--batch-size", type=int, default=NUMBERS["batch_size"])
     ap.add_argument("--accumulate", type=int, default=NUMBERS["accumulate"])
@@ -554,7 +558,15 @@ def main() -> None:
         }
         numbers |= {"lr": args.lr} if args.lr else {}
         train(
-            target, args.name, args.data, args.out, args.share, args.seconds, args.epochs, **numbers
+            target,
+            args.name,
+            args.data,
+            args.out,
+            args.share,
+            args.seconds,
+            args.epochs,
+            args.spec,
+            **numbers,
         )
 
 
