@@ -222,8 +222,10 @@ class Writer(Layers):
                 yield asked.pop(row), written[row, : min(length, most[row])].tolist()
 
     def forget(self) -> None:
-        """Drops recorded steps, after a change of `top_p`."""
+        """Drop recorded steps, after a change of `top_p`, and their memory."""
         self._recorded.clear()
+        if self._pool:
+            self._pool = None  # no recording is left that holds it
 
     def _begin_rows(self, begun: dict[int, Question]) -> list[int]:
         """Reads prompts into rows; returns the first token of each answer."""

@@ -47,6 +47,7 @@ from gpu_answers import Layers, Question, Writer
 from draftree.data.decontamination import Excluded
 from draftree.data.samples import Sample
 from draftree.engine import target_of
+from draftree.models.attention_backends import unplanned_attention
 from draftree.registry import build
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training import teacher, trainer
@@ -76,7 +77,8 @@ SPECS = {
 """Each drafter and its rate."""
 NUMBERS: dict[str, Any] = {
     "batch_size": 32,
-    "accumulate": 2,
+    "accumulate": 1,
+    "group_by_length": 16,
     "schedule": "cosine",
     "floor": 0.02,
     "warmup": 100,
@@ -115,14 +117,13 @@ class Talk:
 
 
 def loaded(device: str | None, name: str = "smollm2") -> Target:
-    """The target, in bfloat16; on a GPU with torch's own attention and without what the engine needs."""
+    """Return the target in bfloat16; on a GPU without what the engine needs."""
     if device == "cpu" or not (device or torch.cuda.is_available()):
         return target_of(name, device="cpu", dtype="bfloat16")
     return target_of(
         name,
         device=device,
         dtype="bfloat16",
-        attn_implementation="sdpa",
         exactness="ties",
         compile=False,
         kernels="stock",
@@ -420,10 +421,9 @@ def measured(
     found = {}
     for kind, samples in sorted(held.items()):
         of = Teacher(target, drafter.needs, samples)
-        with torch.autocast(target.decoder.device.type, torch.bfloat16):
-            figures = evaluate(
-                of, drafter, range(len(samples)), together, Processes.on(target.decoder.device)
-            )
+        device = target.decoder.device
+        with torch.autocast(device.type, torch.bfloat16), unplanned_attention(device):
+            figures = evaluate(of, drafter, range(len(samples)), together, Processes.on(device))
         assert figures is not None
         found[kind] = dataclasses.asdict(figures)
     lengths = [figures["acceptance_length"] for figures in found.values()]
@@ -462,7 +462,7 @@ def train(
 
     def listen(progress: trainer.Progress) -> None:
         losses.append(progress.loss)
-        if progress.step % 100 == 0:
+        if progress.step == 10 or progress.step % 100 == 0:
             print(
                 f"{time.monotonic() - begun:.1f} s: {name} {share:g}, {progress.step} of {progress.steps} steps, "
                 f"loss {np.mean(losses[-100:]):.4f}",
@@ -538,6 +538,7 @@ def main() -> None:
         return
     target = loaded(args.device, args.target)
     if args.what == "write":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each new size of a prompt
         args.out.mkdir(parents=True, exist_ok=True)
         asked = [row["question"] for row in lines(args.gsm8k)]
         journal = partial(Journal, folder=args.out, shard=args.shard, shards=args.shards)

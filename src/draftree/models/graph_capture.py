@@ -15,10 +15,10 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from draftree.errors import first_line
+from draftree.models.attention_backends import unplanned_attention
 from draftree.models.shape_buckets import ShapeBuckets
 
 LOG = logging.getLogger("draftree")
@@ -33,8 +33,6 @@ RecordFunction = Callable[[Callable[[], OutputTensors]], tuple[Callable[[], None
 
 It returns a function that replays the recording, and the tensors that receive the results.
 """
-UNPLANNED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Attention kernels of torch that need no planning for a new size."""
 MAX_RECORDED_GRAPHS = 64
 """Largest number of recorded passes that are kept at a time."""
 
@@ -183,14 +181,8 @@ class Graphs(Capture):
 
 
 def run_eagerly(given: InputTensors, body: Pass) -> OutputTensors:
-    """Run a pass eagerly, without cuDNN's attention on a GPU.
-
-    cuDNN plans each new size for about 50 ms (H100, torch 2.11), which is several passes. The size
-    of this pass may not occur again.
-    """
-    if all(t.device.type != "cuda" for t in given.values()):
-        return body(given)
-    with sdpa_kernel(UNPLANNED_BACKENDS):
+    """Run a pass eagerly; its size may not occur again."""
+    with unplanned_attention(next(iter(given.values())).device):
         return body(given)
 
 

@@ -45,6 +45,7 @@ SINCE: Mapping[str, Any] = {
     "clip_by": "norm",
     "floor": 0.05,
     "max_seconds": 0.0,
+    "group_by_length": 0,
 }
 """Values of options for runs that were started before these options were stored."""
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -25,6 +24,7 @@ from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG
 from draftree.measure_costs import reliable_costs
+from draftree.models.attention_backends import unplanned_attention
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.target.target import Target
@@ -32,9 +32,9 @@ from draftree.training import resume
 from draftree.training.distributed import Processes, accelerator_of, check_tracker
 from draftree.training.feature_cache import Shards
 from draftree.training.held_out_metrics import evaluate, tree_length
+from draftree.training.sample_order import SampleOrder
 from draftree.training.teacher import Teacher
 from draftree.training.time_limit import Clock
-from draftree.tree import Ints
 from draftree.utils.files import append, fill_folder
 from draftree.utils.signals import Interrupted, postpone_signals
 from draftree.utils.validated_dataclass import knob
@@ -61,6 +61,9 @@ class TrainingPlan(Recipe):
         keep_every: number of steps between two additional checkpoints, which are kept in folders
             `step-N`; 0 for none.
         policy: spec of a policy; the acceptance length of its trees is measured, too.
+        group_by_length: number of steps among which samples are sorted by length, so that the
+            samples of a step have similar lengths and need little padding; 0 to leave them in
+            random order.
         bf16: whether forward passes run in bfloat16 autocast.
         cache_features: whether the target's hidden states, keys and values are computed once and
             stored in `features`.
@@ -78,6 +81,7 @@ class TrainingPlan(Recipe):
     save_every: int = knob(250, least=1)
     keep_every: int = knob(0, least=0)
     policy: str = "ddtree:nodes=16"
+    group_by_length: int = knob(0, least=0)
     bf16: bool = False
     cache_features: bool = False
     features: str = ""
@@ -195,7 +199,12 @@ def train(
     with Processes.on(target.decoder.device).alone(out):
         run = Run.start_or_resume(target, drafter, samples, plan, out, about, track)
         progress = Progress(run.first, run.steps, math.nan)
-        with postpone_signals() as signals, torch.random.fork_rng(devices), run.open_trackers():
+        with (
+            postpone_signals() as signals,
+            torch.random.fork_rng(devices),
+            unplanned_attention(target.decoder.device),
+            run.open_trackers(),
+        ):
             for step in range(run.first, run.steps):
                 loss = run.learn(step)
                 progress = run.measure(
@@ -232,6 +241,7 @@ class Run:
         objective: module that computes the loss, wrapped by accelerate.
         optimizer: optimiser of the trained weights.
         learnt: indices of the samples that are used for learning.
+        order: the order in which they are used.
         held: indices of the held-out samples, which are used for measurements.
         first: number of steps that were done before this process started.
         steps: number of steps of the whole run.
@@ -250,6 +260,7 @@ class Run:
     objective: nn.Module
     optimizer: torch.optim.Optimizer
     learnt: Sequence[int]
+    order: SampleOrder
     held: Sequence[int]
     first: int
     steps: int
@@ -290,6 +301,7 @@ class Run:
             learnt, held = split_samples(samples, plan)
             said = asdict(plan) | dict(about)
             going_on = resume.is_resumable(out, said)
+        lengths = np.array([len(samples[i].tokens) for i in learnt])
         steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
         home = Path(plan.features or out / "features")
         shards = Shards.at(home, target, samples, drafter.needs) if plan.cache_features else None
@@ -321,6 +333,7 @@ class Run:
             objective,
             optimizer,
             learnt,
+            SampleOrder(lengths, plan.batch_size, plan.group_by_length, plan.seed),
             held,
             first,
             steps,
@@ -366,7 +379,8 @@ class Run:
         processes.
         """
         world, rank = self.processes.world, self.processes.rank
-        chosen, size = _samples_of_step(self.learnt, self.plan, step), self.plan.together(world)
+        chosen = [self.learnt[i] for i in self.order.of_step(step)]
+        size = self.plan.together(world)
         chosen.sort(
             key=lambda i: len(self.teacher.samples[i].tokens)
         )  # a part then holds little padding
@@ -462,20 +476,6 @@ def split_samples(samples: Sequence[Sample], plan: TrainingPlan) -> tuple[list[i
             f"the data have {len(samples)} samples, of which {held} are held out; at least 1 must be left"
         )
     return order[held:].tolist(), order[:held].tolist()
-
-
-def _samples_of_step(samples: Sequence[int], plan: TrainingPlan, step: int) -> list[int]:
-    """Return the numbers of the samples of a step; their order is drawn anew for each epoch."""
-    at = step * plan.batch_size + np.arange(plan.batch_size)
-    return [
-        samples[_order(plan.seed, i // len(samples), len(samples))[i % len(samples)]]
-        for i in at.tolist()
-    ]
-
-
-@lru_cache(maxsize=2)  # a step may reach into the next epoch
-def _order(seed: int, epoch: int, count: int) -> Ints:
-    return np.random.default_rng([seed, 1, epoch]).permutation(count)
 
 
 def learning_rate_factor(plan: TrainingPlan, step: int, steps: int, over: float = 0.0) -> float:
