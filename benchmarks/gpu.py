@@ -67,9 +67,8 @@ SHAPES: Mapping[str, Sizes] = {
 SMALL: Mapping[str, Sizes] = {"tiny": (2, 32, 64, 4, 2, 64)}
 BATCHES, TEMPERATURES = (1, 8), (0.0, 1.0)
 MODES = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
-TOKENS, WARM, DRAFTED, READ = 96, 24, 4, 64
-"""Tokens that are written, those written first to warm up, those of a chain that is drafted, and
-those of a prompt."""
+TOKENS, DRAFTED, READ = 96, 4, 64
+"""Tokens that are written, those of a chain that is drafted, and those of a prompt."""
 TREE, DRAFT_VOCAB, SHARP = EAGLE2(nodes=59, depth=5), 32_000, 2.0
 """The tree of a head, the tokens that it can draft, and the scale of its queries and keys: each
 place attends to itself."""
@@ -275,7 +274,7 @@ class Texts:
 
     def __init__(self, name: str, small: bool, device: torch.device) -> None:
         self._device, self._sizes = device, (SMALL if small else SHAPES)[name]
-        self._tokens, self._warm, self._read = (12, 12, 6) if small else (TOKENS, WARM, READ)
+        self._tokens, self._read = (12, 6) if small else (TOKENS, READ)
         self._made, self._draft = scripted(self._sizes, 4 * (self._tokens + self._read), device)
         recording = Graphs() if device.type == "cuda" else Graphs(PassRecorder())
         ways = {
@@ -294,7 +293,9 @@ class Texts:
     def cell(self, mode: str, temperature: float, batch: int) -> dict[str, Any]:
         """Return tokens per second, tokens per pass, and the number of graphs recorded meanwhile.
 
-        Assisted generation has figures for a single text only.
+        The text is written twice, and the second time counts: graphs depend on its length.
+        `first_seconds` is the time of the first one. Assisted generation has figures for a single
+        text only.
         """
         most = min(self._sizes[-1], DRAFT_VOCAB) - self._tokens
         prompts = np.random.default_rng(0).integers(0, most, (batch, self._read))
@@ -302,10 +303,7 @@ class Texts:
             Sampling(temperature=temperature),
             {"mode": mode, "temperature": temperature, "batch": batch},
         )
-        short, requests = (
-            [Request(prompt.tolist(), count, sampling=sampling) for prompt in prompts]
-            for count in (self._warm, self._tokens)
-        )
+        requests = [Request(prompt.tolist(), self._tokens, sampling=sampling) for prompt in prompts]
         if mode == "assisted":  # which takes one text at a time
             return found | (
                 assisted(self._made, self._draft, requests[0], self._device) if batch == 1 else {}
@@ -314,13 +312,15 @@ class Texts:
         write: Callable[..., Any] = (
             engine.plain if "plain" in mode else partial(engine.write, reuse=False)
         )
-        write(short)  # what is recorded or set up at first
+        begun = time.perf_counter()
+        write(requests)  # what is recorded or set up at first
         before, start = engine.target.decoder.capture.recordings, time.perf_counter()
         written = write(requests)
         seconds = time.perf_counter() - start
         told = {
             "per_second": batch * self._tokens / seconds,
             "per_pass": written.stats.acceptance_length,
+            "first_seconds": start - begun,
         }
         return found | told | {"recorded": engine.target.decoder.capture.recordings - before}
 
