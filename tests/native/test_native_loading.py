@@ -17,6 +17,7 @@ import pytest
 from draftree import native
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "src" / "draftree" / "native"
 TOOLS = ("sh", "cmake", "ninja", "uname", "cat")
 """Programs of a build that are no compilers."""
 
@@ -69,7 +70,8 @@ def test_the_absence_of_native_kernels_is_logged_once(
 def older(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Replace the extension module by one of an older build, which lacks loops."""
     loops = SimpleNamespace(present=lambda: "C++")
-    monkeypatch.setattr(native, "core", SimpleNamespace(loops=loops))
+    digest = native.sources_digest(SOURCES)
+    monkeypatch.setattr(native, "core", SimpleNamespace(loops=loops, sources_digest=digest))
     monkeypatch.setattr(native, "_core", native.core)
     monkeypatch.setattr(native, "requested_variant", "")
     monkeypatch.setattr(native, "missing_loops", [])
@@ -104,6 +106,41 @@ def test_an_extension_with_all_loops_is_not_remarked_on(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         native.report_absence()
     assert not caplog.records
+
+
+@pytest.mark.usefixtures("older")
+@pytest.mark.parametrize("built_from", ["0" * 64, None])
+def test_an_extension_of_other_sources_is_remarked_on(
+    built_from: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one of a version that did not store the digest of its sources."""
+    if built_from is None:
+        del native.core.sources_digest
+    else:
+        native.core.sources_digest = built_from
+    with caplog.at_level(logging.WARNING):
+        native.report_absence()
+        native.report_absence()
+    assert [record.message for record in caplog.records] == [native.OUTDATED_REMARK]
+
+
+@pytest.mark.skipif(native._core is None, reason="the extension module is not built")
+def test_the_extension_was_built_from_these_sources() -> None:
+    """So CMake and Python compute the same digest."""
+    assert native._core.sources_digest == native.sources_digest(SOURCES)
+
+
+def test_the_digest_depends_on_names_and_contents_of_sources_alone(tmp_path: Path) -> None:
+    assert native.sources_digest(tmp_path) == ""
+    (tmp_path / "loops").mkdir()
+    (tmp_path / "loops" / "a.h").write_text("int a;")
+    first = native.sources_digest(tmp_path)
+    (tmp_path / "other.py").write_text("")
+    assert native.sources_digest(tmp_path) == first
+    (tmp_path / "loops" / "a.h").write_text("int b;")
+    second = native.sources_digest(tmp_path)
+    (tmp_path / "loops" / "a.h").rename(tmp_path / "a.h")
+    assert len({first, second, native.sources_digest(tmp_path)}) == 3
 
 
 def bound(*signatures: str) -> Any:

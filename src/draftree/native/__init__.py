@@ -9,8 +9,10 @@ import os
 import re
 from collections.abc import Callable
 from functools import cache
+from hashlib import sha256
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +39,10 @@ ABSENCE_REMARK = (
 )
 MISSING_REMARK = (
     "draftree's native kernels are older than its sources: {} run in Python, which is slower; "
+    "build them anew with: pip install --no-deps --editable ."
+)
+OUTDATED_REMARK = (
+    "draftree's native kernels were built from other sources than those of this checkout; "
     "build them anew with: pip install --no-deps --editable ."
 )
 
@@ -88,13 +94,31 @@ PARAMETER = re.compile(r"\w+: ")
 """The beginning of a parameter in a signature of nanobind: `def follow(arg0: object, /) -> tuple`."""
 
 
+def sources_digest(folder: Path) -> str:
+    """Return a digest of the C++ sources in a folder, as CMakeLists.txt computes it.
+
+    It is empty if there are none, as where draftree was installed from a wheel.
+    """
+    names = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.suffix in (".cpp", ".h")
+    )
+    lines = (f"{sha256((folder / name).read_bytes()).hexdigest()} {name}\n" for name in names)
+    return sha256("".join(lines).encode()).hexdigest() if names else ""
+
+
 @cache
 def report_absence() -> None:
-    """Log once that native kernels, or some of their loops, are missing, if they are."""
+    """Log once that native kernels, or some of their loops, are missing or outdated, if they are."""
     if _core is None and requested_variant != OFF:
         LOG.warning(ABSENCE_REMARK.format(_missing))
     elif missing_loops:
         LOG.warning(MISSING_REMARK.format(", ".join(sorted(missing_loops))))
+    elif core is not None:
+        here = sources_digest(Path(__file__).parent)
+        if here and here != getattr(core, "sources_digest", ""):
+            LOG.warning(OUTDATED_REMARK)
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
