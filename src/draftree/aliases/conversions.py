@@ -203,7 +203,10 @@ def speculation(given: Any) -> dict[str, Any] | None:
 
 
 def rewrite_load_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert arguments of `load` in the forms of other tools into draftree's arguments."""
+    """Return draftree's arguments of `load` for arguments that are written as in other tools.
+
+    Arguments that need no conversion are returned unchanged.
+    """
     found: dict[str, Any] = {}
     for name, value in given.items():
         number = isinstance(value, int) and not isinstance(value, bool)

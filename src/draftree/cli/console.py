@@ -34,7 +34,11 @@ NOTHING_KEPT = "nothing was written; the same command begins anew"
 
 @contextmanager
 def interruptible(again: str) -> Iterator[None]:
-    """Return a context that prints the remark `again` if a signal such as Ctrl-C interrupts it."""
+    """Return a context that prints `again` if a signal such as Ctrl-C interrupts it.
+
+    Args:
+        again: a remark that says how to go on.
+    """
     try:
         yield
     except KeyboardInterrupt:

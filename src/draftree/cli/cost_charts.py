@@ -28,7 +28,7 @@ def draw_costs(table: CostTable, title: str, path: Path) -> None:
     """Draw the seconds of a target pass sₜ(n) and of a draft step sₐ(f), and save the picture.
 
     Costs are drawn over the number of tokens, absolute and relative to one token. Each context has
-    a colour, and each batch size a line of panels.
+    a colour, and each batch size a row of panels.
 
     Raises:
         UserError: the file cannot be written.

@@ -98,7 +98,10 @@ def run_replay(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any
 
 
 def tables(work: "Bench") -> "dict[str, CostTable]":
-    """Return the fixed costs by drafter, on which the trees depend."""
+    """Return the cost tables of a benchmark's drafters, by drafter.
+
+    Drafters whose costs are given for a single context (`Costs`) are left out.
+    """
     from draftree.costs.curves import CostTable
 
     return {d: c for d, c in work.prices.items() if isinstance(c, CostTable)}

@@ -91,11 +91,14 @@ class Costs(Part):
         return self.target_seconds(1)
 
     def draft_seconds(self, tokens: float) -> float:
-        """Return the seconds of a draft step over some tokens of each sequence; 0 for none."""
+        """Return the seconds of a draft step over `tokens` tokens of each sequence; 0 for none."""
         return float(self.drafts(np.array([tokens]))[0])
 
     def target_seconds(self, tokens: float) -> float:
-        """Return the seconds of a target pass over some tokens of each sequence, root included."""
+        """Return the seconds of a target pass over `tokens` tokens of each sequence.
+
+        The root is one of them.
+        """
         return float(self.targets(np.array([tokens]))[0])
 
     def drafts(self, tokens: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """Costs learnt from running steps, shared by the engines of a process and stored on disk.
 
-No user waits for a measurement: the first steps use the estimate of `model`, and each step that
-runs corrects it. Corrections are written once a minute and when the process ends. Several processes
+No user waits for a measurement: the first steps use the estimate of `cost_model.py`, and each
+step that runs corrects it. Corrections are written once a minute and when the process ends. Several processes
 may use one file: a writer fuses its corrections with those in the file.
 """
 
@@ -234,7 +234,7 @@ class OnlineCosts:
         self.drafter.save_sometimes()
 
     def table(self) -> CostTable:
-        """Return the expected costs of one sequence at two contexts, for plans and records."""
+        """Return the expected costs of one sequence at two context lengths, for plans and records."""
         about = {
             **self.target.about,
             **self.drafter.about,
@@ -276,9 +276,11 @@ class OnlineCosts:
         self.drafter.save()
 
     def _account(self, step: StepTimes) -> None:
-        """Subtract an exploring step's loss, relative to the running rate, from the allowed loss.
+        """Update the time budget for exploration after a step.
 
-        Every step adds a share of its time to the allowed loss.
+        Every step adds the share `EXPLORATION_SHARE` of its time. An exploring step also takes away
+        the time by which it was slower than the running mean time per generated token. The other
+        steps update that mean. The budget is counted in passes over one token of each sequence.
         """
         if not self._token or step.seconds <= 0:
             return

@@ -437,11 +437,16 @@ MAX_REMEASUREMENTS = 2
 def _predict_speed(
     places: ComparedDrafts, costs: Costs | None, again: Callable[[], Costs] | None = None
 ) -> Iterator[Finding]:
-    """Predict acceptance length τ and speed-up of greedy chains.
+    """Yield the predicted acceptance length τ of greedy chains and, with costs, their speed-up.
 
     The speed-up for chains of γ tokens is τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit). Here sₜ(n)
     are the seconds of a target pass over n tokens, sₐ(1) those of a draft step, and `commit` those
     of a commit, including work that it leaves to the next draft step.
+
+    Args:
+        places: the comparison of drafts with the target's greedy choices.
+        costs: the measured costs; None to leave out the speed-up.
+        again: a function that measures the costs again. It is called if the speed-up is poor.
     """
     lengths = 1 + np.cumsum(np.cumprod(places.rates))
     yield Finding(

@@ -246,7 +246,10 @@ class Drafter(ABC, Generic[State]):
         return None
 
     def probes(self, state: State) -> Probes | None:
-        """Return the probes for the next verification; by default None."""
+        """Return extra tokens for the next verification pass, or None (the default).
+
+        They are computed, but never committed.
+        """
         return None
 
 

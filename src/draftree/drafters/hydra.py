@@ -372,9 +372,15 @@ class HydraDrafter(HeadsDrafter[HydraState]):
         return replace(state, read=ends, prefix=prefix)
 
     def _prefix_pass(self, state: HydraState, starts: Ints, count: int) -> Tensor:
-        """Return the prefix layer's output [R, n, D] for n hidden states of each sequence.
+        """Run the prefix layer over hidden states, and return its output [R, n, D].
 
-        The hidden states begin at `starts` [R]. Results of padding are overwritten by a later pass.
+        The layer's keys and values are stored in scratch slots of its cache. Sequences with fewer
+        hidden states are padded. A later pass overwrites keys and values of the padding.
+
+        Args:
+            state: the drafter's state.
+            starts: [R] the position of each sequence's first hidden state in the pass.
+            count: n, the number of hidden states of each sequence.
         """
         assert self.model.prefix_embeding_layer is not None
         given, places = state.hidden.layer(0)[0][:, 0], starts[:, None] + np.arange(count)

@@ -58,15 +58,17 @@ PARALLEL = "peagle"
 @final
 @dataclass(frozen=True)
 class PEAGLE(TrainableMethod):
-    """P-EAGLE's draft model (in the paper of 4 layers and 8 drafts).
+    """P-EAGLE's draft model.
+
+    The paper uses 4 layers and K = 8. Here the default is 1 layer.
 
     Attributes:
         layers: number of layers; the first is a layer of EAGLE-3.
         drafts: K, the number of tokens that one pass drafts.
-        mask: the mask token in the slots after the root; by default the token that is rarest in the
-            training data.
-        keep: r, the fraction of the chains of one depth that are also trained at the next depth.
-        least: the smallest fraction of chains that is trained at any depth.
+        mask: id of the mask token in the slots after the root; by default the token that is rarest
+            in the training data.
+        keep: r: at depth d, about the share rᵈ of the chains is trained.
+        least: lower bound of this share.
         draft_vocab: V′, the number of tokens that can be drafted; 0 for all.
         init: the initial weights of the first layer, as in EAGLE-3: copies of a layer of the target
             (`target`), or random weights (`scratch`).

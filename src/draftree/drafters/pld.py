@@ -139,11 +139,12 @@ class PLDDrafter(Drafter[Texts]):
 
 
 def continuations(text: Ints, knobs: PLD) -> Ints:
-    """Return the tokens after earlier occurrences of a suffix of `text`.
+    """Return the tokens [places, length] that follow earlier occurrences of the end of `text`.
 
-    It is the longest suffix of at most `knobs.ngram` tokens that occurs before. The shape is
-    [places, length], in the order of the text. `PADDING` fills the rest of a row after the end of the
-    text. There are no places if the last token is new.
+    The longest suffix of at most `knobs.ngram` tokens that occurs earlier is used. `knobs.match`
+    chooses its latest, its earliest or all occurrences. Each of them gives one row, in the order of
+    the text. After the end of the text, `PADDING` fills a row. There are no rows if the last token
+    is new.
     """
     last = len(text) - 1
     ends = np.flatnonzero(text[:last] == text[last:]) if last > 0 else np.zeros(0, np.int64)

@@ -206,9 +206,14 @@ class Bench:
     def _along(
         self, drafter: Drafter[Any], found: Sequence[TokenText], temperature: float
     ) -> Iterator[tuple[list[int], Source, list[TokenText]]]:
-        """Yield batches of texts long enough for drafts: their indices, a source, and the texts.
+        """Yield batches (indices, source, texts) of the texts that are long enough to draft for.
 
-        The source provides hidden states: it is the target or a recording.
+        The source provides the target's hidden states: it is the target itself, or a recording.
+
+        Args:
+            drafter: the drafter.
+            found: the texts, in the order of the requests.
+            temperature: the temperature at which the texts were generated.
         """
         long = [i for i, text in enumerate(found) if len(text.tokens) > text.start + 1]
         if self.recordings is not None and any(

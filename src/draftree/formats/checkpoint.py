@@ -263,7 +263,11 @@ class Checkpoint:
         return network
 
     def fill(self, network: nn.Module, optional: Set[str] = frozenset()) -> None:
-        """Copy the tensors into a network whose sizes differ from the config's; see `network`."""
+        """Copy the checkpoint's tensors into a network that exists already.
+
+        MTP uses it directly, because its network is built from the target and not from the
+        checkpoint. `network` says which tensors may be missing or unknown, and what is refused.
+        """
         network.load_state_dict(self._fitting(network, optional), strict=False)
 
     def _fitting(self, network: nn.Module, optional: Set[str]) -> dict[str, Tensor]:

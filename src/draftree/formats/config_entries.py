@@ -39,10 +39,10 @@ class Table:
     strict: bool = False
 
     def check(self, values: Mapping[str, Any], where: Path | str, method: str) -> None:
-        """Refuse entries of another network, and warn of unknown ones.
+        """Refuse entries of a network that draftree cannot compute, and warn of unknown entries.
 
         Args:
-            values: the entries.
+            values: the entries of the config, by name.
             where: the file or folder that contains them.
             method: the drafter that opens it.
 

@@ -72,8 +72,12 @@ def checkpoint_name_map(config: Mapping[str, Any]) -> Callable[[str], str]:
     return lambda key: _replace_prefix(key, prefixes)
 
 
-def original(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """Return a function from tensor names in a checkpoint with this config to original names."""
+def to_original_name(config: Mapping[str, Any]) -> Callable[[str], str]:
+    """Return a function that maps tensor names of a checkpoint to names of the original layout.
+
+    Args:
+        config: the checkpoint's config, which says whether it has the layout of speculators.
+    """
     prefixes = {here: there for there, here in PREFIXES.get(str(config.get(KIND)), {}).items()}
     return lambda key: _replace_prefix(key, prefixes)
 

@@ -125,7 +125,13 @@ def height(at: Array, seconds: Array, t: float) -> Any:
 
 @native
 def between(at: Array, seconds: Array, tokens: Array) -> Array:
-    """Return the `height` [N] of a curve at several points [N]."""
+    """Return the values [N] of a cost curve at several numbers of tokens; see `height`.
+
+    Args:
+        at: [W] the numbers of tokens at the curve's points, ascending.
+        seconds: [W] the seconds at these points.
+        tokens: [N] the numbers of tokens of interest.
+    """
     found = np.empty(len(tokens))
     for n, t in enumerate(tokens):
         found[n] = height(at, seconds, t)

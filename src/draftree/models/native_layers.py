@@ -61,25 +61,26 @@ class Sizes:
     """Hold the properties that layers must share to be computed in one call.
 
     Attributes:
-        width: D, entries of a head.
-        groups: G, key-value heads.
-        heads: query heads that share a key-value head.
-        deep: H, entries of a hidden state.
-        reads: entries of each input vector of the attention.
-        inner: entries of the feed-forward layer's inner vector.
-        dtype: the dtype of all weights.
-        four: whether weights are stored in four bits.
-        scale: the factor of the attention scores.
+        head_dim: D, the size of an attention head.
+        kv_heads: G, the number of key-value heads.
+        heads_per_kv_head: the number of query heads that share a key-value head.
+        hidden_size: H, the size of a hidden state.
+        attention_input_size: the input size of the q, k and v projections. It is larger than H in
+            EAGLE-3's layer, which concatenates two vectors.
+        intermediate_size: the size of the feed-forward layer's inner vector.
+        dtype: the dtype of the norms, and of weights that are not stored in 4 bits.
+        int4: whether the weights of linear layers are stored in 4 bits (`Int4Linear`).
+        scale: the factor by which attention scores are multiplied.
     """
 
-    width: int
-    groups: int
-    heads: int
-    deep: int
-    reads: int
-    inner: int
+    head_dim: int
+    kv_heads: int
+    heads_per_kv_head: int
+    hidden_size: int
+    attention_input_size: int
+    intermediate_size: int
     dtype: torch.dtype
-    four: bool
+    int4: bool
     scale: float
 
     @property
@@ -87,7 +88,13 @@ class Sizes:
         """Return the sizes in the form that the kernels read."""
         code = transformer_kernels.code_of(self.dtype)
         return transformer_kernels.core.Shape(
-            self.deep, self.inner, self.groups, self.heads, self.width, code, self.scale
+            self.hidden_size,
+            self.intermediate_size,
+            self.kv_heads,
+            self.heads_per_kv_head,
+            self.head_dim,
+            code,
+            self.scale,
         )
 
 
@@ -181,14 +188,14 @@ class NativeLayer:
         first, gates = first_linears(attention), first_linears(mlp)
         groups = (sum(linear.out_features for linear in first) - heads) // 2 // width
         self.sizes = Sizes(
-            width=width,
-            groups=groups,
-            heads=heads // width // groups,
-            deep=mlp.down_proj.out_features,
-            reads=first[0].in_features,
-            inner=mlp.down_proj.in_features,
+            head_dim=width,
+            kv_heads=groups,
+            heads_per_kv_head=heads // width // groups,
+            hidden_size=mlp.down_proj.out_features,
+            attention_input_size=first[0].in_features,
+            intermediate_size=mlp.down_proj.in_features,
             dtype=module.post_attention_layernorm.weight.dtype,
-            four=type(mlp.down_proj) is Int4Linear,
+            int4=type(mlp.down_proj) is Int4Linear,
             scale=float(attention.scaling),
         )
         self._held: list[Any] = [module]  # keeps memory of the record
@@ -374,10 +381,10 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     sizes = ours.sizes
     dtype = sizes.dtype
     x, ready = (
-        torch.empty(2, n, deep).normal_(generator=draw).to(dtype)
-        for deep in (sizes.deep, sizes.reads)
+        torch.empty(2, n, size).normal_(generator=draw).to(dtype)
+        for size in (sizes.hidden_size, sizes.attention_input_size)
     )
-    angles = torch.empty(2, n, sizes.width // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
+    angles = torch.empty(2, n, sizes.head_dim // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
     turned = angles.cos().to(dtype), angles.sin().to(dtype)
     mask = causal_mask(n, x).repeat(2, 1, 1, 1)
     mask[0, 0, 3, 1:3] = torch.finfo(dtype).min
@@ -391,7 +398,7 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
         return False
     if not isinstance(wanted, Tensor):
         return False
-    k, v = (x.new_empty(2, sizes.groups, n, sizes.width) for _ in range(2))
+    k, v = (x.new_empty(2, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
     given = Angles.in_order(turned, 2, n), KVView(k, v, None, n), mask
     found = run_layers([ours], x, *given, read=ready if prepared else None)
     return differs_by_rounding(found, wanted, x)

@@ -97,7 +97,7 @@ class NativeRunner(ModelRunner):
             kinds.add(repr(module))
             layers.append(native)
         frequencies = stack.rotary_emb._buffers.get("inv_freq")
-        whole = frequencies is not None and 2 * len(frequencies) == layers[0].sizes.width
+        whole = frequencies is not None and 2 * len(frequencies) == layers[0].sizes.head_dim
         if not whole or any(layer.sizes != layers[0].sizes for layer in layers):
             return None
         runner = cls(hf, layers, after_head)
@@ -218,7 +218,7 @@ class NativeRunner(ModelRunner):
             positions: [R, n] the positions of the tokens.
         """
         sizes, (rows, n, _) = self._layers[0].sizes, x.shape
-        k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
+        k, v = (x.new_empty(rows, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
         places = np.ascontiguousarray(positions.numpy()).reshape(-1)
         angles = Angles(*self._rope.cos_sin(x, int(places.max())), places)
         run_layers(self._layers[:1], x, angles, KVView(k, v, None, n), None, FIRST_PART)

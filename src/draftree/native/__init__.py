@@ -147,7 +147,11 @@ def native(function: Function) -> Function:
 
 
 def native_as(name: str) -> Callable[[Function], Function]:
-    """Return a decorator like `native` for a C++ function with another name."""
+    """Return a decorator that replaces a Python function by the C++ function `name`.
+
+    Without native kernels, or if the C++ function is missing or outdated, the decorator returns the
+    Python function. `native` does the same for a C++ function with the Python function's name.
+    """
 
     def twin_of(function: Function) -> Function:
         # NumPy would warn of infinite results; C++ does not.

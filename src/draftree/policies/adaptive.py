@@ -29,13 +29,14 @@ PRIOR_ACCEPTANCE = Logistic.around(0, 1, prior=10.0)
 @final
 @dataclass(frozen=True)
 class Adaptive(Policy):
-    """Chains for all sequences, cut where the batch as a whole gains the most.
+    """Draft a chain for every sequence, and verify the most promising tokens of the whole batch.
 
-    vLLM ranks by smoothed estimates from earlier steps, so that it knows the size of a pass before
-    it drafts. Here the estimates come from the drafts of the step itself.
+    As many tokens are verified as maximise the expected tokens per second. vLLM estimates
+    acceptance from earlier steps, so that it knows the size of a pass before it drafts. Here
+    acceptance is estimated from q of the step's own drafts.
 
     Attributes:
-        length: number of tokens drafted for each sequence (7 in vLLM's examples).
+        length: number of tokens drafted for each sequence before the cut (7 in vLLM's examples).
     """
 
     reads_costs: ClassVar[bool] = True

@@ -95,7 +95,7 @@ PRIOR_REACH = Logistic.around(
 
 @dataclass(frozen=True)
 class Learned:
-    """The tokens and time of the run so far, the calibration of acceptance, and the regret budget.
+    """Store what the policy has learnt in a run: tokens and time, acceptance, and regret budget.
 
     Attributes:
         gained: number of passes that plain decoding would have needed for the generated tokens;
@@ -107,12 +107,15 @@ class Learned:
             that retrieval had not found; see `outcomes`.
         recent: the fraction of recent steps with a draft pass in which a draft of the model was
             accepted.
-        beyond: mean number of accepted nodes, not expanded by a model, that followed directly after
-            such a draft.
-        regret_budget: number of target passes that drafting may still lose against plain decoding.
-            With any drafter, the whole run takes at most `INITIAL_REGRET_BUDGET` passes and the
-            share for probes longer than plain decoding. None before the first step.
-        idle: number of passes since the last draft; it is kept while probes succeed.
+        beyond: mean number of accepted nodes in a row that follow an accepted draft of the model
+            without a further expansion by the model (they come from retrieval).
+        regret_budget: number of target passes by which the run may still fall behind plain
+            decoding; None before the first step. It begins with `INITIAL_REGRET_BUDGET` / √R. In
+            addition, trial drafts (probes) may take the share `Yield.probe` of the time. By the
+            costs, no run is slower than plain decoding by more than both together.
+        idle: number of steps without a draft pass. A draft pass sets it to 0 if no draft of the
+            model was accepted. Otherwise it is kept, so that a successful trial draft is followed
+            by another.
     """
 
     gained: float = 0.0

@@ -241,12 +241,14 @@ def on_host(values: Tensor) -> bool:
 
 
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
-    """Return the k largest values of vectors [F, V] in falling order; the lower index wins a tie.
+    """Return the indices and the values [F, k] of the k largest entries of vectors [F, V].
 
-    `torch.topk` does not define the order of equal values, so some more values are requested. If
-    the k-th value is larger than the last of them, all values equal to it are among them, and a
-    sort on the host settles ties. Values and indices are copied in one transfer. Only a longer tie
-    needs a second one. Values that are on the host already are read directly.
+    Both are on the host and in falling order of the values. The lower index wins a tie.
+
+    `torch.topk` does not define the order of equal values. So a few more than k are requested, and
+    copied to the host with their indices in one transfer. Ties are settled there. If the k-th value
+    equals the last of these, more equal values may exist. Only then the device sorts the whole
+    vectors, which costs a second transfer. Values that are on the host already are read directly.
     """
     if on_host(values):
         return likeliest(values.contiguous().numpy(), k)

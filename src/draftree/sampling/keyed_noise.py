@@ -101,9 +101,12 @@ class Keyed(RandomSource):
         return _cached_gumbel(place, n) if kind == 0 else _gumbel(place, n)
 
     def places(self, depths: int) -> Ints:
-        """Return the five words of the target's noise for each sequence and depth; see `Place`.
+        """Return the words from which the noise of the target's tokens is computed, [R, depths, 5].
 
-        The result is [R, depths, 5] for R sequences.
+        The last axis contains the five words of a `Place`: one depth of one sequence.
+
+        Args:
+            depths: the number of depths of each sequence, beginning with the root's depth 0.
         """
         rows = range(len(self._requests))
         found = [[self._place(row, depth, 0) for depth in range(depths)] for row in rows]
@@ -119,9 +122,16 @@ class Keyed(RandomSource):
     def gumbel_of(
         self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int = 0
     ) -> Tensor:
-        """Return the noise of several places on a device, without waiting for the device.
+        """Return Gumbel noise [M, n] for M places on a device, without waiting for the device.
 
-        The result is [M, n] for M places. It has the same bits as on the host.
+        It has the same bits as `gumbel`.
+
+        Args:
+            rows: [M] the slot of each place's sequence.
+            depths: [M] the number of tokens from the root to each place.
+            n: the number of tokens, usually V.
+            device: the device of the result.
+            kind: the use of the noise; 0 samples the target's own tokens.
         """
         if devices.on_host(device):
             made = [

@@ -285,7 +285,7 @@ def add_models(app: FastAPI, state: ServerState) -> None:
 
     @app.post("/detokenize", response_model=Text, responses=DOCUMENTED)
     def detokenize(body: DetokenizeBody) -> dict[str, Any]:
-        """Return the text of tokens."""
+        """Return the text of the given token ids."""
         state.check_model(body.model)
         vocabulary = state.target.decoder.vocab
         if body.tokens and max(body.tokens) >= vocabulary:

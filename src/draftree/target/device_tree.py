@@ -80,7 +80,10 @@ class Nodes:
 
     @classmethod
     def of(cls, given: InputTensors) -> Self:
-        """Return the draft trees that a pass was given, from its inputs by name."""
+        """Return the draft trees whose tensors are among a pass's named inputs.
+
+        This is the inverse of `as_inputs`.
+        """
         return cls(*(given[f"nodes {f.name}"] for f in fields(cls)))
 
     @property

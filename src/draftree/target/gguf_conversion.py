@@ -151,7 +151,10 @@ def dequantised_folder(parts: tuple[Path, ...]) -> Path:
 
 @cache
 def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
-    """Return the hash of the content of files with given sizes and times."""
+    """Return the SHA-256 hash of the files' content, one file after the other.
+
+    Their sizes and times, `stats`, are only a part of the cache's key: a changed file is read again.
+    """
     hashed = hashlib.sha256()
     for part in parts:
         with part.open("rb") as file:

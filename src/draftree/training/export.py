@@ -283,7 +283,7 @@ def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Writte
     The checkpoint may have this layout or that of speculators. `values` are the entries of the new
     config.
     """
-    rename = speculators.original(stored.config)
+    rename = speculators.to_original_name(stored.config)
     tensors = {rename(k): v for k, v in stored.tensors.items() if k != VOCABULARY_TENSOR}
     config = (
         {"model_type": "llama", "num_hidden_layers": 1}

@@ -16,7 +16,7 @@ They are sent by Ctrl-C, by a system or scheduler, and by a terminal that is clo
 
 
 class Interrupted(KeyboardInterrupt):
-    """Signal that the program was asked to end.
+    """Report that a signal asked the program to end.
 
     Attributes:
         status: the exit status of a program that the signal ended, as shells report it.

@@ -328,7 +328,11 @@ class ParallelDrafter(Trainable[BlockState]):
     def _along_paths(
         self, state: BlockState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> Candidates:
-        """Return the candidates of each node, computed by a mask after it that sees its path."""
+        """Return the candidates after each node of the frontier.
+
+        They are predicted in a slot with a mask token, which follows the node and sees its path.
+        Nodes at depth `drafts` or below have no candidates.
+        """
         logits = self._like.new_zeros(len(frontier), self._width)
         near = np.flatnonzero(tree.depth[frontier] < self.drafts)
         if len(near):

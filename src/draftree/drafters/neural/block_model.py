@@ -185,12 +185,17 @@ class ParallelNet(nn.Module):
         return out
 
     def begin(self, init: Init) -> None:
-        """Initialise the weights at random, or from the target if the shapes allow it.
+        """Initialise the weights at random or, with `target`, from the target if the shapes fit.
 
-        The final norm is a copy of the target's norm in any case. With `target`, the layers are
-        copies of the target's layers, beginning with the layer that reads the highest fused entry.
-        The context is then the input of that layer, so that its keys and values equal those of the
-        target, except for the norm of each head.
+        The final norm is copied from the target in either case, if its shape fits.
+
+        With `target`, the layers are copies of successive layers of the target. The first of these
+        is the layer whose input is the last of the fused hidden states. The fusion then passes on
+        this hidden state alone, so that keys and values of the context equal the target's, except
+        for the norm of each head.
+
+        Args:
+            init: `target` to copy the target's layers, or `scratch` for random weights.
         """
         initialise(self, self.config)
         theirs = [m for m in self._target.decoder.stack.children() if "Norm" in type(m).__name__]

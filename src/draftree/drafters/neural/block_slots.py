@@ -21,11 +21,11 @@ from draftree.tree import Ints, Tree
 
 @dataclass(frozen=True)
 class SlotGroup:
-    """The slots after one root; the last slots draft.
+    """The slots of a block in training: first the root's slot; the last slots predict the drafts.
 
     Attributes:
-        offsets: [g] distance of each slot from the root.
-        given: [g] whether a slot contains the text's token, and not a mask.
+        offsets: [g] distance of each slot's position from the root's; 0 for the root.
+        given: [g] whether a slot contains the text's token, and not a mask; true for the root.
         sees: [g, g] whether a slot may see another slot; layers may restrict this further.
     """
 
@@ -39,9 +39,10 @@ class SlotGroup:
 
 
 def make_slot_group(layout: BlockDrafterConfig, conditioned: bool) -> SlotGroup:
-    """Return the slots after a root in training.
+    """Return the slots of a block in training.
 
-    They are a block of masks or, if `conditioned`, the text's tokens and a mask after each of them.
+    They are the root and masks or, if `conditioned`, tokens of the text from the root on, and a
+    mask after each of them.
     """
     if not conditioned:
         at = torch.arange(layout.block)

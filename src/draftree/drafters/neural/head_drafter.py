@@ -193,7 +193,7 @@ class HeadsDrafter(Trainable[State]):
 
     @final
     def loss(self, batch: Batch) -> Tensor:
-        """Return the weighted sum of the heads' losses over labels."""
+        """Return the heads' weighted losses, summed over labels and divided by `batch.count`."""
         total = self._like.new_zeros(())
         learnt = predicting_positions(batch.learn)
         drafted = self.draft_vocabulary

@@ -88,7 +88,7 @@ def run_native(
     if within is not None and within.more + 1 >= len(layers):
         return run_layers(layers, x, angles, within, mask, read=read)
     for place, layer in enumerate(layers):
-        k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
+        k, v = (x.new_empty(rows, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
         own = KVView(k, v, None, n)
         run_layers([layer], x, angles, own, None, FIRST_PART, read)
         if cache is not None:

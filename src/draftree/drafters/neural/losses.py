@@ -56,7 +56,7 @@ def draft_loss(
         batch: the training data.
         draft_logits: [M, V′] the draft logits at the M marked positions.
         at: [B, T] the marked positions; by default all positions that predict labels,
-            `before(batch.learn)`.
+            `predicting_positions(batch.learn)`.
         drafted: the draft vocabulary; None for the whole vocabulary.
     """
     at = predicting_positions(batch.learn) if at is None else at

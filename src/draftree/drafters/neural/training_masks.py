@@ -69,13 +69,15 @@ def causal_pairs(at: Tensor, level: int) -> Tensor:
 
 
 def hide_first_pairs(mask: Tensor, feed: ForwardBatch, committed: Ints, level: int) -> None:
-    """Hide the first `level` pairs of each text from later pairs, in place.
+    """Hide the first `level` pairs (feature, next token) of each text from later pairs, in place.
+
+    Level k of a network has no keys and values for the first k pairs; see `feature_drafter.py`.
 
     Args:
         mask: [R, 1, n, S] the additive mask that is changed.
         feed: the pass, with n tokens of each of R texts.
         committed: [R] the number of committed tokens in each text.
-        level: the number of pairs to hide.
+        level: the level k, which is also the number of pairs to hide.
     """
     for r, scratch in enumerate(feed.scratch_positions):
         early = np.flatnonzero(np.concatenate((np.arange(committed[r]), scratch)) < level)

@@ -155,9 +155,14 @@ def keep_path(state: Decoding, tree: Tree, verdict: AcceptResult, again: bool = 
 
 
 def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
-    """Return the state with at most `lengths[r]` committed tokens of each sequence in the cache.
+    """Truncate the cache in place, and return the state at the beginning of a step.
 
-    The sequences in `rows` have no pending tokens afterwards.
+    No nodes have been read in it, and it has no unread hidden states.
+
+    Args:
+        state: the drafter's state.
+        lengths: [R] the largest number of committed tokens that the cache keeps of each sequence.
+        rows: the sequences whose pending tokens are dropped; None for all.
     """
     state.cache.truncate(lengths)
     empty = Decoding.empty(state.cache)

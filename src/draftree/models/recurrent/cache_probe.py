@@ -112,21 +112,24 @@ class ShapeRecorder(PassThroughCache):
         return recurrent_states
 
     def conv(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Record that the layer has a convolution, and run the stock function."""
+        """Record that the layer has a convolution, and call transformers' own function `stock`."""
         self._convolved.add(self._now)
         return stock(*args, **kwargs)
 
     def delta(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Record the shape of the layer's state, and run the stock function."""
+        """Record the shape of a gated delta rule's state, and call transformers' own function."""
         return self._stateful("delta", stock, *args, **kwargs)
 
     def ssd(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Record the layer's state, and whether time steps are clamped; run the stock function."""
+        """Record the shape of a Mamba-2 layer's state, and call transformers' own function.
+
+        Whether the layer clamps its time steps is recorded, too.
+        """
         self._clamped |= tuple(kwargs.get("dt_limit", (0.0, float("inf")))) != (0.0, float("inf"))
         return self._stateful("ssd", stock, *args, **kwargs)
 
     def s6(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Record the shape of the layer's state, and run the stock function."""
+        """Record the shape of a Mamba-1 layer's state, and call transformers' own function."""
         return self._stateful("s6", stock, *args, **kwargs)
 
     def _stateful(self, rule: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

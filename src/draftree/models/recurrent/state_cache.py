@@ -148,10 +148,13 @@ class States:
         return sum(t.nbytes for t in parts) // (self.rows * self._scratch.paths.slots)
 
     def begin(self, feed: ForwardBatch, committed: Ints) -> "Pass":
-        """Return the pass over a forward batch.
+        """Begin a pass, and return the object by which layers read and store their states.
+
+        The scratch states of earlier passes are dropped, unless this pass continues them, so that
+        its tokens start after scratch slots.
 
         Args:
-            feed: the tokens.
+            feed: the tokens, their slots and their visibility.
             committed: [R] number of committed tokens of each sequence.
         """
         before = self._scratch
