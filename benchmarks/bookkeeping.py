@@ -27,7 +27,7 @@ from draftree.costs.curves import Costs
 from draftree.evaluation.provenance import command, provenance
 from draftree.kernels.node_table import NodeTable
 from draftree.metrics import Work
-from draftree.models.runner import ModelOutput
+from draftree.models.model_runner import ModelOutput
 from draftree.policies.yield_ import Yield, _Budget
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions

@@ -40,7 +40,7 @@ from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Drafter, EAGLE3Layer
 from draftree.engine import Engine, load
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import EagerCapture, Graphs
 from draftree.models.grouped_attention import grouped_attention

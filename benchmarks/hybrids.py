@@ -30,7 +30,7 @@ from draftree import loop
 from draftree.batch import SequenceBatch
 from draftree.engine import Engine, cache_of, default_acceptor, load
 from draftree.evaluation.provenance import provenance
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.recurrent.ssm_functions import PassFunctions
 from draftree.models.recurrent.state_cache import States
 from draftree.request import Request

@@ -19,7 +19,7 @@ import draftree
 from draftree.cost_estimate import draft_size, learnt_costs, target_size
 from draftree.costs.curves import CostTable
 from draftree.costs.machine_probe import machine_speed
-from draftree.costs.online import Learner, OnlineCosts
+from draftree.costs.online_costs import Learner, OnlineCosts
 from draftree.engine import Engine
 from draftree.evaluation.bootstrap import ratio_bounds, samples
 from draftree.evaluation.grid import choose_requests

@@ -21,7 +21,7 @@ import torch
 
 from draftree.evaluation.provenance import command, provenance
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.runner import ModelRunner
+from draftree.models.model_runner import ModelRunner
 from draftree.target.target import HiddenStateSpec, Target
 
 SEQUENCES = 8

@@ -49,7 +49,7 @@ from gpu_answers import Layers, Question, Writer
 from draftree.data.decontamination import Excluded
 from draftree.data.samples import Sample
 from draftree.engine import target_of
-from draftree.models.attention_backends import unplanned_attention
+from draftree.models.sdpa_backends import unplanned_attention
 from draftree.registry import build
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training import teacher, trainer

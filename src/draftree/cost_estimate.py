@@ -10,11 +10,11 @@ from torch import nn
 
 from draftree.costs.cost_model import Size
 from draftree.costs.machine_probe import machine_speed
-from draftree.costs.online import Learner, OnlineCosts
+from draftree.costs.online_costs import Learner, OnlineCosts
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
-from draftree.drafters.neural.kernel_layers import layer_kinds
-from draftree.models.causal_lm import Decoder
+from draftree.drafters.neural.native_drafter_layers import layer_kinds
+from draftree.models.decoder import Decoder
 from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.packed_linear import packed_shapes
 from draftree.target.quantization_support import count_parameters, packed_bits, packed_weights

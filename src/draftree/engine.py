@@ -27,7 +27,7 @@ from draftree.batch import Generation, SequenceBatch
 from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import UNIT_COSTS, Costs, CostSource, CostTable
 from draftree.costs.machine_probe import start_probe
-from draftree.costs.online import OnlineCosts
+from draftree.costs.online_costs import OnlineCosts
 from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, render_chats
 from draftree.data.readers import Messages
 from draftree.drafters._from_objects import LoadedModel, OpenDrafter

@@ -13,7 +13,7 @@ from drafting import after_all
 from draftree.doctor import forward_parity
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.target.model_construction import one_layer
 from draftree.target.target import Target
 from forests import texts

@@ -20,7 +20,7 @@ from draftree.drafters.base import Batch
 from draftree.drafters.edd import EDD, EDDDrafter
 from draftree.drafters.neural.training_masks import additive, block_starts, dual_block
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import build
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.attention_strength import Attending

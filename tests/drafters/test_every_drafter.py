@@ -25,7 +25,7 @@ from draftree.doctor import forward_parity
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.beam import Beam
 from draftree.registry import build, method_of, names, part
 from draftree.request import Request

@@ -9,7 +9,7 @@ from drafting import perturbed, tokens_of
 from draftree.doctor import forward_parity
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.llama_modules import Rotary, of_values
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import build, part
 from draftree.target.target import Target
 from forests import NOISE, worst

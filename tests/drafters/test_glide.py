@@ -25,7 +25,7 @@ from draftree.drafters.neural.losses import draft_loss
 from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import build

@@ -19,7 +19,7 @@ from draftree.drafters.lm import LM, LMDrafter
 from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request

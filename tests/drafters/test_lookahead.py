@@ -27,7 +27,7 @@ from draftree.drafters.lookahead import (
 )
 from draftree.engine import Engine
 from draftree.loop import Components, decode
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.base import Expand, Policy
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie

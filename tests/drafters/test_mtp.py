@@ -25,7 +25,7 @@ from draftree.drafters.mtp import (
 )
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build

@@ -22,7 +22,7 @@ from draftree.drafters.retrieval.suffix_array import (
 )
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.base import Layered
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie as TriePolicy

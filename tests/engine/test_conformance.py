@@ -24,7 +24,7 @@ from draftree.engine import Engine
 from draftree.errors import NotANumber, UserError
 from draftree.kernels.tree_verification import pack_trees
 from draftree.loop import Components, decode
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain

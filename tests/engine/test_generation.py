@@ -45,7 +45,7 @@ from draftree.errors import NotANumber
 from draftree.evaluation import suites
 from draftree.hf.generate import UNSUPPORTED_OPTIONS, Hook
 from draftree.hf.generate_call import PURE_PROCESSORS, GenerateCall, prompt_ids
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import build as build_part
 from draftree.sampling.params import Sampling
 from draftree.sampling.warpers import Temperature

@@ -21,7 +21,7 @@ from architectures import VOCAB, fresh
 from draftree import UserError
 from draftree.engine import Engine
 from draftree.errors import NotANumber
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import build
 from draftree.target.target import Target
 from draftree.testing.fakes import Sometimes

@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 
 from draftree import cost_estimate, measure_costs
 from draftree.cost_estimate import cost_key, draft_size, learnt_costs, target_size
-from draftree.costs import machine_probe, online
+from draftree.costs import machine_probe, online_costs
 from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.curves import Costs, CostTable
-from draftree.costs.online import Learner, OnlineCosts
+from draftree.costs.online_costs import Learner, OnlineCosts
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD
@@ -70,7 +70,7 @@ def taught(
 
 def apart(found: CostModel, true: Curve) -> float:
     """Return the largest relative error of a curve that must not fall, over 1 to 16 tokens."""
-    curve = online.monotone(found.curve(tuple(map(float, WIDTHS)), 0, 1).tolist())
+    curve = online_costs.monotone(found.curve(tuple(map(float, WIDTHS)), 0, 1).tolist())
     return float(np.abs(np.array(curve) / [true(n) for n in WIDTHS] - 1).max())
 
 
@@ -100,7 +100,7 @@ def test_a_curve_with_a_step_is_learnt(seed: int) -> None:
 def test_one_slow_step_moves_no_curve() -> None:
     true = lambda n: 0.02 + 0.001 * n
     before = taught(model(), true, 100)
-    widths = tuple(map(float, online.CURVE_WIDTHS))
+    widths = tuple(map(float, online_costs.CURVE_WIDTHS))
     after = before.learn(PassShape(4), 50 * true(4))
     moved = np.abs(after.curve(widths, 0, 1) / before.curve(widths, 0, 1) - 1)
     assert moved.max() < 0.05
@@ -179,7 +179,7 @@ def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
     drafter = Learner(None, {}, dict.fromkeys(("draft", "commit", "find"), FLAT), lambda: SPEED)
     costs = OnlineCosts(learner, drafter)
     expected, optimistic = costs.at(0, 1), [costs.at(0, 1)]
-    for _ in range(online.EXPLORATION_INTERVAL):
+    for _ in range(online_costs.EXPLORATION_INTERVAL):
         costs.observe(StepTimes(0, 1, 1, 0.02, seconds=0.02))
         optimistic.append(costs.at(0, 1))
     assert min(c.target_seconds(32) for c in optimistic) < 0.8 * expected.target_seconds(32), (
@@ -197,7 +197,7 @@ def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
     for _ in range(4):
         costs.teach(table)
     seen = set()
-    for _ in range(2 * online.EXPLORATION_INTERVAL):
+    for _ in range(2 * online_costs.EXPLORATION_INTERVAL):
         costs.observe(StepTimes(100, 1, 1, 0.021, seconds=0.021))
         seen.add(round(costs.at(100, 1).target_seconds(32), 6))
         assert not costs._exploring
@@ -217,13 +217,13 @@ def test_draft_steps_that_were_timed_under_a_load_are_tried_again_once_it_is_gon
     for _ in range(4):
         OnlineCosts(learner, drafter).teach(slow)
     costs, drafted = OnlineCosts(learner, drafter), 0
-    for _ in range(10 * online.EXPLORATION_INTERVAL):
+    for _ in range(10 * online_costs.EXPLORATION_INTERVAL):
         pays = costs.at(128, 1).draft_seconds(1) < token / 2
         drafts, seconds = (DraftStep(1, true),) * pays, token + true * pays
         costs.observe(StepTimes(128, 1, 1 + pays, token, drafts, seconds=seconds, gained=1 + pays))
         drafted += pays
     assert costs.at(128, 1).draft_seconds(1) < 2 * true
-    assert drafted > 5 * online.EXPLORATION_INTERVAL
+    assert drafted > 5 * online_costs.EXPLORATION_INTERVAL
 
 
 @pytest.mark.parametrize("factor", [1e-4, 1, 1e4])
@@ -266,7 +266,7 @@ def test_draft_steps_that_are_slow_are_tried_for_a_hundredth_of_the_time(factor:
         lost += factor * token * pays
     assert (
         lost
-        <= (online.EXPLORATION_SHARE * steps + online.MAX_EXPLORATION_BUDGET + factor)
+        <= (online_costs.EXPLORATION_SHARE * steps + online_costs.MAX_EXPLORATION_BUDGET + factor)
         * token
         * 1.02
     )
@@ -352,7 +352,7 @@ def test_a_home_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> Non
 
 def test_costs_are_written_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, path = [0.0], tmp_path / "costs.json"
-    monkeypatch.setattr(online.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(online_costs.time, "monotonic", lambda: now[0])
     found = learner(path)
     for second in (1, 59, 61):
         now[0] = second

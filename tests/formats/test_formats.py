@@ -32,7 +32,7 @@ from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request

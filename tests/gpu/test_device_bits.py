@@ -15,7 +15,7 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.errors import DraftreeWarning
 from draftree.loop import Components, decode
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.graph_capture import Graphs
 from draftree.models.shape_buckets import ShapeBuckets
 from draftree.registry import build

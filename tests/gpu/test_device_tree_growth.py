@@ -19,7 +19,7 @@ from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.errors import DraftreeWarning
 from draftree.loop import Components, State, admit, decode, release, step
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs
 from draftree.online_logistic import Logistic

@@ -19,7 +19,7 @@ from draftree.drafters.lm import LM, language_model
 from draftree.drafters.mtp import MTPLayer
 from draftree.engine import Engine
 from draftree.loop import Components, State, admit, decode, step
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import EagerCapture, Graphs, OutputTensors
 from draftree.models.graph_runner import GraphRunner

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.target.target import Target
 
 WINDOW = 5

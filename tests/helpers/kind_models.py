@@ -13,7 +13,7 @@ from architectures import build
 from draftree.costs.curves import UNIT_COSTS
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, generate_plain
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import build as part
 from draftree.request import Request
 from draftree.target.target import Target

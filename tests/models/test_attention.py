@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from architectures import CONFIGS, fresh, model, target
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.target import attention_strength
 from draftree.target.attention_strength import Attending, measure_attention
 from draftree.target.target import Target

@@ -16,7 +16,7 @@ from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
 from draftree.models import invariant_widths
 from draftree.models.batch_invariant import BatchInvariantRunner
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths, find_elementwise_widths, widths

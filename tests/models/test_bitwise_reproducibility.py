@@ -20,7 +20,7 @@ from draftree.engine import Engine
 from draftree.evaluation.compare import bits
 from draftree.models import batch_invariant
 from draftree.models.batch_invariant import BatchInvariantRunner
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths
 from draftree.registry import build

@@ -11,7 +11,7 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.supported_architectures import refuse_unsupported
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from architectures import fresh
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules, replaced_kinds
 from draftree.native import transformer_kernels

@@ -23,7 +23,7 @@ from draftree.drafters.suffix import Suffix
 from draftree.drafters.token_recycling import TokenRecycling
 from draftree.engine import Engine, generate_plain
 from draftree.loop import Components, State, admit, release, step
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2

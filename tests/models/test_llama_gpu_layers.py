@@ -24,12 +24,12 @@ from transformers import (
 
 from draftree import Request, Target, load
 from draftree.models import llama_gpu_layers
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Graphs
 from draftree.models.hf_runner import UNNORMED, HFRunner
 from draftree.models.kv_cache import SlotCache
-from draftree.models.runner import Outputs
+from draftree.models.model_runner import Outputs
 from draftree.testing.fakes import PassRecorder
 
 SIZES = {

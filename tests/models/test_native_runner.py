@@ -19,18 +19,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from architectures import CROSSING, MIXED, WINDOW
 from draftree import Request, Target, native
 from draftree.cli.app import main
-from draftree.drafters.neural.kernel_layers import accelerate, layer_kinds
+from draftree.drafters.neural.native_drafter_layers import accelerate, layer_kinds
 from draftree.engine import generate_plain, load
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import SlotCache
+from draftree.models.model_runner import ModelOutput, Outputs
 from draftree.models.native_layers import NativeLayer, agrees, fits
 from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.native_runner import NativeRunner
-from draftree.models.runner import ModelOutput, Outputs
 from draftree.native import transformer_kernels
 from draftree.registry import build
 from draftree.target import kernel_choice

@@ -26,7 +26,7 @@ from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.models import supported_architectures
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.recurrent import recurrences, ssm_functions, state_cache
 from draftree.models.recurrent.recurrences import Stash
 from draftree.models.recurrent.state_cache import Snapshot, States

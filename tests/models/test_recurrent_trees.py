@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.kv_cache import SlotCache
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree

@@ -14,7 +14,7 @@ import draftree
 from architectures import fresh
 from draftree import Request, Target
 from draftree.engine import Engine
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import build
 from draftree.target.kernel_choice import choose_kernels
 from draftree.target.load_options import Loading

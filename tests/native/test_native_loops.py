@@ -414,7 +414,7 @@ def test_a_loop_has_the_bits_of_its_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["confidences", "entropies", "gumbel", "largest", "top_log_probs"])
-def test_vector_loops_have_the_same_bits_in_each_variant(variant: str, name: str) -> None:
+def test_vocabulary_loops_have_the_same_bits_in_each_variant(variant: str, name: str) -> None:
     for seed in SEEDS:
         check(name, seed)
 

@@ -15,7 +15,7 @@ from draftree.drafters.retrieval.text_drafter import Texts
 from draftree.engine import Engine, generate_plain, load
 from draftree.errors import DraftreeWarning
 from draftree.loop import Components, State, admit, release, step
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build

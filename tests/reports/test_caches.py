@@ -13,7 +13,7 @@ from draftree.data.prompts import encode
 from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import Engine, generate_plain, load
 from draftree.loop import Components, State, admit, step
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.vct import VCT

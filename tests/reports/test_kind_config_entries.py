@@ -20,7 +20,7 @@ from draftree.errors import DraftreeWarning, UserError, format_value
 from draftree.formats import config_entries
 from draftree.formats.block_drafters import Sight
 from draftree.formats.config_entries import Table
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import build as part
 from draftree.target.target import Target
 from kind_models import PROMPT, changed, expected, fresh, target, written

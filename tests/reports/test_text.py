@@ -16,7 +16,7 @@ from draftree.data.samples import read_samples
 from draftree.drafters._from_objects import LoadedModel
 from draftree.drafters.rest import REST, RESTDrafter, index_documents
 from draftree.engine import Engine, generate_plain, load
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.chain import Chain
 from draftree.request import Request
 from draftree.target.target import Target

@@ -17,7 +17,7 @@ from draftree.data.samples import Sample, chat_samples, read_samples
 from draftree.doctor import forward_parity
 from draftree.drafters.edd import EDD
 from draftree.drafters.neural.block_loss import draw_anchors
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import build
 from draftree.target.target import Target
 from draftree.training.teacher import Teacher

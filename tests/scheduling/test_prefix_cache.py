@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftree.engine import Engine
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import part

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor
 from draftree.costs.curves import Costs
 from draftree.engine import Engine, load
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2

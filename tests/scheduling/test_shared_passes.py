@@ -13,7 +13,7 @@ from draftree.costs.curves import Costs
 from draftree.drafting.step import Drafting
 from draftree.engine import Engine
 from draftree.kernels.node_table import NodeTable
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import Chunk, ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.eagle2 import EAGLE2

@@ -17,7 +17,7 @@ from draftree.drafters.lm import LM
 from draftree.drafters.neural.llama_modules import CACHE
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine, load
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT

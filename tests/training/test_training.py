@@ -22,7 +22,7 @@ from draftree.drafters.neural.losses import draft_loss, kl, predicting_positions
 from draftree.drafters.neural.training_masks import block_starts
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.training import time_limit
 from draftree.training.distributed import Processes

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from draftree.drafters.neural.kernel_layers import accelerate
+from draftree.drafters.neural.native_drafter_layers import accelerate
 from draftree.errors import UserError, format_value
 from draftree.formats.checkpoint import (
     DRAFTREE_ENTRY,

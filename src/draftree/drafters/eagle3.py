@@ -29,7 +29,6 @@ from draftree.drafters.neural.draft_vocabulary import (
 )
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
-from draftree.drafters.neural.kernel_layers import run_native, usable
 from draftree.drafters.neural.llama_modules import (
     CACHE,
     Rotary,
@@ -41,6 +40,7 @@ from draftree.drafters.neural.llama_modules import (
 )
 from draftree.drafters.neural.losses import predicting_positions, soft_cross_entropy
 from draftree.drafters.neural.low_rank_head import CandidateHead
+from draftree.drafters.neural.native_drafter_layers import run_native, usable
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes

@@ -33,7 +33,7 @@ from draftree.drafters.neural.training_masks import additive, dual_block
 from draftree.drafters.neural.transformer_step_state import SPARE_SLOTS, Decoding
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.target.attention_strength import AUTO, Attending, measure_attention
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree

@@ -31,7 +31,7 @@ from draftree.drafters.neural.kv_cached_drafter import check_attends
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.errors import UserError
 from draftree.formats.checkpoint import WEIGHT_FILES, Checkpoint, sizes, tensor_names
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.hf_runner import UNNORMED
 from draftree.target.model_construction import one_layer
 from draftree.target.target import LAST, HiddenStateSpec, Target

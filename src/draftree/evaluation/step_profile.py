@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from draftree.metrics import Stats
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.target.target import Target
 from draftree.utils.hardware import time_interleaved
 

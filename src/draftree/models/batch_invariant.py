@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.invariant_experts import are_experts, expert, make_expert_forward
 from draftree.models.invariant_widths import Made, Rows, Widths, find_elementwise_widths, widths
 from draftree.models.kernel_names import EXACT
+from draftree.models.model_runner import ModelRunner
 from draftree.models.native_linear import NativeLinear
 from draftree.models.packed_linear import KernelLinear
-from draftree.models.runner import ModelRunner
 from draftree.models.weight_sharing_copy import share_weights
 from draftree.utils.padding import pad_end
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from draftree.errors import first_line
-from draftree.models.attention_backends import unplanned_attention
+from draftree.models.sdpa_backends import unplanned_attention
 from draftree.models.shape_buckets import ShapeBuckets
 
 LOG = logging.getLogger("draftree")

@@ -10,7 +10,7 @@ from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Capture, EagerCapture
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kv_cache import SlotCache
-from draftree.models.runner import ModelOutput, ModelRunner, Outputs
+from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 
 TRIAL_TOKENS = 3
 """Number of tokens of the passes that are compared."""

@@ -20,7 +20,7 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from typing_extensions import override
 
 from draftree.errors import UserError
-from draftree.models.distributed_models import input_device, move_to_device
+from draftree.models.accelerate_models import input_device, move_to_device
 from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import (
     Capture,
@@ -32,10 +32,10 @@ from draftree.models.graph_capture import (
 )
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.llama_gpu_layers import LlamaLayers
+from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.padded_pass import run_pass
 from draftree.models.recurrent.cache_probe import ShapeRecorder, StoredShapes
 from draftree.models.recurrent.ssm_functions import PassFunctions, dispatch_functions, use_functions
-from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.supported_architectures import (
     FULL,
     LENGTH_DEPENDENT_ROPE,

@@ -21,7 +21,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.models.grouped_attention import MAX_GROUPED_TOKENS, attend_by_group
 from draftree.models.kernel_names import GROUPED
-from draftree.models.kv_capture import PassThroughCache
 from draftree.models.llama_structure import (
     CHILDREN,
     STACK,
@@ -33,6 +32,7 @@ from draftree.models.llama_structure import (
     linears,
     relative_distance,
 )
+from draftree.models.recording_caches import PassThroughCache
 
 COLLECTING_HOOKS = "transformers.utils.output_capturing"
 """The module of the hooks by which transformers collects hidden states."""

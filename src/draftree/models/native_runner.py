@@ -17,6 +17,7 @@ from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kv_cache import KVView, SlotCache
 from draftree.models.llama_structure import STACK, relative_distance
+from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_layers import (
     FIRST_PART,
     Angles,
@@ -32,7 +33,6 @@ from draftree.models.native_layers import (
 from draftree.models.native_linear import NativeLinear
 from draftree.models.packed_linear import KernelLinear
 from draftree.models.rope_cache import RopeCache
-from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.supported_architectures import FULL, SLIDING
 from draftree.native import transformer_kernels
 from draftree.tree import Ints

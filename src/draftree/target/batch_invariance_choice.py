@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from draftree.errors import UserError
+from draftree.models.accelerate_models import is_spread
 from draftree.models.batch_invariant import BatchInvariantRunner
-from draftree.models.causal_lm import Decoder
-from draftree.models.distributed_models import is_spread
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.invariant_widths import Widths
+from draftree.models.model_runner import ModelRunner, Outputs
 from draftree.models.packed_linear import packed_shapes
-from draftree.models.runner import ModelRunner, Outputs
 from draftree.utils.files import Entries, as_user_error, read_object, write_text
 from draftree.utils.hardware import has_float64, machine, measurement_path, time_interleaved
 

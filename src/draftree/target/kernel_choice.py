@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from draftree.models.causal_lm import Decoder
-from draftree.models.distributed_models import is_spread
+from draftree.models.accelerate_models import is_spread
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs
 from draftree.models.kernel_names import GROUPED
+from draftree.models.model_runner import ModelRunner
 from draftree.models.packed_linear import TIMED_BATCH_SIZES, use_kernels
-from draftree.models.runner import ModelRunner
 from draftree.native import variant
 from draftree.target.load_options import Loading
 from draftree.utils.hardware import second_is_faster

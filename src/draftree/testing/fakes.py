@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from draftree.drafters.base import Drafter, select_slots
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.graph_capture import Capture, EagerCapture, OutputTensors
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing, draw_candidates

@@ -30,7 +30,7 @@ from draftree.drafters.peagle import PEAGLEDrafter
 from draftree.errors import UnknownName, UserError
 from draftree.formats import block_drafters, medusa, speculators
 from draftree.formats.checkpoint import CONFIG, DRAFTREE_ENTRY, WEIGHTS, Checkpoint
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.registry import method_of, names, part, parts
 from draftree.target.hub import download_model, is_hub_id
 from draftree.target.target import Target

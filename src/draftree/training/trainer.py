@@ -24,7 +24,7 @@ from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG
 from draftree.measure_costs import reliable_costs
-from draftree.models.attention_backends import unplanned_attention
+from draftree.models.sdpa_backends import unplanned_attention
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.target.target import Target

@@ -44,7 +44,7 @@ from draftree.drafters.neural.transformer_step_state import (
 )
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.kernel_choice import choose_kernels

@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from draftree.drafters.neural.kernel_layers import KernelLayer, run_native, usable
+from draftree.drafters.neural.native_drafter_layers import KernelLayer, run_native, usable
 from draftree.errors import UnknownName
 from draftree.models.kv_cache import LayerShape
 from draftree.models.rope_cache import RopeCache

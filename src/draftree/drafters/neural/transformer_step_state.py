@@ -16,7 +16,7 @@ from typing_extensions import override
 from draftree.drafters.base import replace_slots, select_slots
 from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.kernels.tree_layout import draft_pass_layout
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Epilogue, InputTensors, OutputTensors
 from draftree.models.kv_cache import SlotCache

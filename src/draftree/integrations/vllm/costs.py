@@ -8,7 +8,7 @@ import torch
 from draftree.cost_estimate import LOOKUP_SIZE, OPERATIONS
 from draftree.costs.cost_model import Size
 from draftree.costs.machine_probe import machine_speed
-from draftree.costs.online import Learner, OnlineCosts
+from draftree.costs.online_costs import Learner, OnlineCosts
 from draftree.drafters.base import Drafter
 from draftree.utils.hardware import machine, measurement_path
 

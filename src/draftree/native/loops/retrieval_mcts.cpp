@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "retrieval.h"
+#include "retrieval_common.h"
 
 namespace draftree {
 namespace {

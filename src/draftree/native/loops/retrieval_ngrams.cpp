@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "retrieval.h"
+#include "retrieval_common.h"
 
 namespace draftree {
 namespace {

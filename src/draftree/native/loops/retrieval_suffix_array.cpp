@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-#include "retrieval.h"
+#include "retrieval_common.h"
 
 namespace draftree {
 

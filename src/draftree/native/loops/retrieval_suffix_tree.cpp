@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "node_columns.h"
-#include "retrieval.h"
+#include "node_column_order.h"
+#include "retrieval_common.h"
 
 namespace draftree {
 namespace {

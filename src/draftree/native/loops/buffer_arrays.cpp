@@ -1,4 +1,4 @@
-#include "arrays.h"
+#include "buffer_arrays.h"
 
 namespace draftree {
 

@@ -1,4 +1,8 @@
-// NumPy arrays as arguments and results of the loops.
+// NumPy arrays as arguments and results of the retrieval loops, by Python's buffer protocol.
+//
+// All other loops use numpy_arrays.h, which copies an argument that is not C-contiguous. The
+// retrieval loops read and write whole texts and their indices, which are long, so that here no
+// argument is ever copied.
 //
 // `Array<T, N>` reads an argument through the buffer protocol: no allocation, half the time of
 // nanobind::ndarray for each of the up to twenty arguments. Strides are free, the dtype and the

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "arrays.h"
+#include "buffer_arrays.h"
 
 namespace draftree {
 

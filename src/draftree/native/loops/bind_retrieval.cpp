@@ -1,5 +1,5 @@
 // The binding of the retrieval loops.
-#include "retrieval.h"
+#include "retrieval_common.h"
 
 #include "bind_retrieval.h"
 

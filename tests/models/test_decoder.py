@@ -18,7 +18,7 @@ from transformers import (
 
 from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fresh, model, target
 from draftree.errors import UserError
-from draftree.models.causal_lm import Decoder
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.target.model_construction import one_layer

@@ -10,22 +10,22 @@
 #include "bind_loops.h"
 #include "kernels.h"
 #include "team.h"
-#include "vector_loops.h"
+#include "vocabulary_loops.h"
 
 namespace nb = nanobind;
 
 namespace draftree {
 
-extern const VectorLoops loops_generic;
+extern const VocabularyLoops loops_generic;
 #if defined(__x86_64__)
-extern const VectorLoops loops_avx2, loops_avx512, loops_avx512_bf16;
+extern const VocabularyLoops loops_avx2, loops_avx512, loops_avx512_bf16;
 #endif
 
 namespace {
 
-const VectorLoops& vector_loops() {
+const VocabularyLoops& vocabulary_loops() {
 #if defined(__x86_64__)
-  for (const VectorLoops* each : {&loops_avx512_bf16, &loops_avx512, &loops_avx2})
+  for (const VocabularyLoops* each : {&loops_avx512_bf16, &loops_avx512, &loops_avx2})
     if (!std::strcmp(each->name, variant_in_use())) return *each;
 #endif
   return loops_generic;
@@ -35,7 +35,7 @@ Out<double> entropies(const In<float, 2>& log_q, int64_t top) {
   auto found = Out<double>::empty({log_q.size(0)});
   {
     nb::gil_scoped_release release;
-    vector_loops().entropies(log_q.data(), log_q.size(0), log_q.size(1), top, found.data());
+    vocabulary_loops().entropies(log_q.data(), log_q.size(0), log_q.size(1), top, found.data());
   }
   return found;
 }
@@ -44,7 +44,7 @@ Out<int64_t> largest(const In<int16_t, 2>& bits) {
   auto found = Out<int64_t>::empty({bits.size(0)});
   {
     nb::gil_scoped_release release;
-    vector_loops().largest(bits.data(), bits.size(0), bits.size(1), found.data());
+    vocabulary_loops().largest(bits.data(), bits.size(0), bits.size(1), found.data());
   }
   return found;
 }
@@ -53,8 +53,8 @@ Out<double> confidences(const In<double, 2>& x, const In<double, 2>& hidden,
                         const In<double>& hidden_bias, const In<double>& output,
                         double output_bias) {
   auto found = Out<double>::empty({x.size(1)});
-  vector_loops().confidences(x.data(), x.size(0), x.size(1), hidden.data(), hidden_bias.data(),
-                             hidden.size(0), output.data(), output_bias, found.data());
+  vocabulary_loops().confidences(x.data(), x.size(0), x.size(1), hidden.data(), hidden_bias.data(),
+                                 hidden.size(0), output.data(), output_bias, found.data());
   return found;
 }
 
@@ -63,7 +63,7 @@ Out<double> gumbel(const In<uint32_t>& place, int64_t count) {
   auto noise = Out<double>::empty({count});
   {
     nb::gil_scoped_release release;
-    vector_loops().gumbel(place.data(), count, noise.data());
+    vocabulary_loops().gumbel(place.data(), count, noise.data());
   }
   return noise;
 }
@@ -113,14 +113,14 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T
   auto log_q = Out<double, 2>::empty({rows, k});
   auto log_sums = Out<float>::empty({rows});
   struct Context {
-    const VectorLoops& loops;
+    const VocabularyLoops& loops;
     const T* logits;
     int64_t rows, width, k;
     int64_t* tokens;
     double* log_q;
     float* log_sums;
-  } context{vector_loops(), logits.data(), rows,           width, k,
-            tokens.data(),  log_q.data(),  log_sums.data()};
+  } context{vocabulary_loops(), logits.data(), rows,           width, k,
+            tokens.data(),      log_q.data(),  log_sums.data()};
   nb::gil_scoped_release release;
   run_team(
       static_cast<int>(std::min<int64_t>(threads, rows)),
@@ -137,7 +137,7 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T
 
 }  // namespace
 
-void bind_top_tokens(nb::module_& m) {
+void bind_token_distributions(nb::module_& m) {
   m.def("entropies", &entropies);
   m.def("largest", &largest);
   m.def("confidences", &confidences);

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
-from draftree.models.distributed_models import input_device, move_to_device
+from draftree.models.accelerate_models import input_device, move_to_device
 from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import LOG, Capture, EagerCapture, Epilogue, OutputTensors
 from draftree.models.graph_runner import TRIAL_TOKENS, GraphRunner, check_recording
@@ -23,12 +23,12 @@ from draftree.models.hf_runner import HFRunner
 from draftree.models.invariant_attention import register
 from draftree.models.kernel_names import ATTENTION
 from draftree.models.kv_cache import LayerShape, SlotCache
-from draftree.models.kv_capture import capture_first_kv
+from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_runner import NativeRunner
 from draftree.models.packed_linear import make_row_product
+from draftree.models.recording_caches import capture_first_kv
 from draftree.models.recurrent.cache_probe import StoredShapes
 from draftree.models.recurrent.state_cache import States
-from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.shape_buckets import ShapeBuckets
 from draftree.models.supported_architectures import refuse_unsupported
 
