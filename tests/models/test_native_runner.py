@@ -25,6 +25,7 @@ from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
+from draftree.models.fused_cpu_modules import KernelRMSNorm
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import SlotCache
 from draftree.models.model_runner import ModelOutput, Outputs
@@ -525,6 +526,15 @@ def test_layers_of_drafters_are_compiled(demo: Target) -> None:
         drafter = build("drafter", name).open(demo)
         decoder = getattr(drafter, "decoder", None)
         assert (layer_kinds(drafter.model) if decoder is None else decoder.native_kinds) == kinds
+
+
+def test_norms_before_the_attention_of_eagle3_are_kernels(demo: Target) -> None:
+    """The native layer begins behind them."""
+    layer = build("drafter", "eagle3").open(demo).model.midlayer
+    assert layer.native is not None
+    for norm in (layer.hidden_norm, layer.input_layernorm):
+        assert isinstance(norm, KernelRMSNorm)
+    assert not isinstance(layer.post_attention_layernorm, KernelRMSNorm)
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -379,8 +379,9 @@ class Drafting(RetrievalExpand):
     def _commit(
         self, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates, rows: list[int]
     ) -> Any:
-        kept = verdict.nodes[np.isin(tree.row[verdict.nodes], rows)]
+        kept = verdict.nodes
         if len(rows) < tree.roots:
+            kept = kept[np.isin(tree.row[kept], rows)]
             hidden_states, (tree, verdict) = (
                 hidden_states.of_rows(tree, rows),
                 of_rows(tree, verdict, rows),

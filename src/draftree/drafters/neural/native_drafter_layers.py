@@ -126,10 +126,13 @@ def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> Non
             native.release()
             if not agreed:
                 continue
-            inside |= set(child.modules())
-            if isinstance(child, PreparedLayer):
+            if isinstance(child, PreparedLayer):  # which runs the norms before its attention itself
+                parts = (child.self_attn, child.mlp, child.post_attention_layernorm)
+                inside |= {module for part in parts for module in part.modules()}
                 child.native = native
-            elif parent is not None:
+                continue
+            inside |= set(child.modules())
+            if parent is not None:
                 setattr(parent, name, KernelLayer(child, native))
     use_kernels(network, kernels or ("native" if layers else None), inside)
     replace_modules(network, kernels, inside)
