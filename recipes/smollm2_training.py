@@ -52,7 +52,7 @@ from draftree.engine import target_of
 from draftree.models.sdpa_backends import unplanned_attention
 from draftree.registry import build
 from draftree.target.target import LAST, HiddenStateSpec, Target
-from draftree.training import teacher, trainer
+from draftree.training import resume, teacher, trainer
 from draftree.training.distributed import Processes
 from draftree.training.feature_cache import Features
 from draftree.training.held_out_metrics import evaluate
@@ -434,39 +434,35 @@ def measured(
 
 def train(
     target: Target,
-    name: str,
+    spec: str,
     data: pathlib.Path,
     out: pathlib.Path,
     share: float,
     seconds: float,
     epochs: float,
-    spec: str | None = None,
+    init_from: pathlib.Path | None = None,
     **numbers: Any,
 ) -> Row:
     """Train a drafter on a share of the data for so long at most, measure it, and write both down."""
-    usual, rate = SPECS[name]
-    spec = spec or usual
     learnt, held = read(data, share)
     torch.manual_seed(0)
-    drafter: Any = build("drafter", spec).fresh(target)
-    drafter.fit_vocabulary(
-        np.bincount(
-            np.concatenate([s.tokens[s.learn] for s in learnt]), minlength=target.decoder.vocab
-        )
-    )
+    method = build("drafter", spec)
+    drafter: Any = init_from and resume.start_from(method, init_from, target)
+    if drafter is None:
+        counted = np.concatenate([s.tokens[s.learn] for s in learnt])
+        drafter = method.fresh(target)
+        drafter.fit_vocabulary(np.bincount(counted, minlength=target.decoder.vocab))
     drafter.resolve_auto([s.tokens for s in learnt[:64]])
     if target.decoder.device.type == "cuda":
         read_fast(target)
-    plan = trainer.TrainingPlan(
-        **{**NUMBERS, "lr": rate, "epochs": epochs, "max_seconds": seconds, **numbers}
-    )
+    plan = trainer.TrainingPlan(**{**NUMBERS, "epochs": epochs, "max_seconds": seconds, **numbers})
     losses, begun = list[float](), time.monotonic()
 
     def listen(progress: trainer.Progress) -> None:
         losses.append(progress.loss)
         if progress.step == 10 or progress.step % 100 == 0:
             print(
-                f"{time.monotonic() - begun:.1f} s: {name} {share:g}, {progress.step} of {progress.steps} steps, "
+                f"{time.monotonic() - begun:.1f} s: {spec} {share:g}, {progress.step} of {progress.steps} steps, "
                 f"loss {np.mean(losses[-100:]):.4f}",
                 flush=True,
             )
@@ -522,6 +518,7 @@ def main() -> None:
     ap.add_argument("--data", type=pathlib.Path)
     ap.add_argument("--share", type=float, default=1.0)
     ap.add_argument("--spec", help="spec of the drafter, instead of the recipe's")
+    ap.add_argument("--init-from", type=pathlib.Path, help="folder of weights to start from")
     ap.add_argument("--epochs", type=float, default=6.0)
     ap.add_argument("--batch-size", type=int, default=NUMBERS["batch_size"])
     ap.add_argument("--accumulate", type=int, default=NUMBERS["accumulate"])
@@ -559,16 +556,17 @@ def main() -> None:
             "accumulate": args.accumulate,
             "keep_every": args.keep_every,
         }
-        numbers |= {"lr": args.lr} if args.lr else {}
+        usual, rate = SPECS[args.name]
+        numbers["lr"] = args.lr or rate
         train(
             target,
-            args.name,
+            args.spec or usual,
             args.data,
             args.out,
             args.share,
             args.seconds,
             args.epochs,
-            args.spec,
+            args.init_from,
             **numbers,
         )
 
