@@ -37,7 +37,10 @@ def specs(target: str) -> dict[str, str]:
     """The spec of each drafter by the recipe of a target."""
     if target == "demo":
         return dict(recipe("demo_drafters").SPECS)
-    return {name: spec for name, (spec, *_) in recipe("smollm2_drafters").SPECS.items()}
+    trained = recipe("smollm2_drafters").SPECS | {
+        "eagle3": recipe("smollm2_training").SPECS["eagle3"]
+    }
+    return {name: spec for name, (spec, *_) in trained.items()}
 
 
 def stored(target: str) -> dict[str, dict[str, Any]]:

@@ -185,10 +185,11 @@ class TrainOptions:
     policy: str = knob(
         "ddtree:nodes=16", metavar="SPEC", panel=SAVING_PANEL, help="Policy of the measured trees."
     )
-    bf16: bool = knob(False, panel=STEPS_PANEL, help="Compute in bfloat16.")
-    cache_features: bool = knob(
-        False, panel=SAVING_PANEL, help="Compute the model's hidden states once; store them."
+    group_by_length: int = knob(
+        0, least=0, panel=STEPS_PANEL, help="Steps whose samples are sorted by length."
     )
+    bf16: bool = knob(False, panel=STEPS_PANEL, help="Compute in bfloat16.")
+    cache_features: bool = knob(False, panel=SAVING_PANEL, help="Store the model's hidden states.")
     features: str = knob(
         "", panel=SAVING_PANEL, help="Folder of hidden states, instead of OUT/features."
     )
