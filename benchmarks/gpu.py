@@ -67,8 +67,12 @@ SHAPES: Mapping[str, Sizes] = {
 SMALL: Mapping[str, Sizes] = {"tiny": (2, 32, 64, 4, 2, 64)}
 BATCHES, TEMPERATURES = (1, 8), (0.0, 1.0)
 MODES = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
-TOKENS, DRAFTED, READ = 96, 4, 64
-"""Tokens that are written, those of a chain that is drafted, and those of a prompt."""
+TOKENS = 96
+"""Tokens that are written."""
+DRAFTED = 4
+"""Tokens of a chain that is drafted."""
+READ = 64
+"""Tokens of a prompt."""
 TREE, DRAFT_VOCAB, SHARP = EAGLE2(nodes=59, depth=5), 32_000, 2.0
 """The tree of a head, the tokens that it can draft, and the scale of its queries and keys: each
 place attends to itself."""

@@ -22,10 +22,10 @@ the same command goes on where it stopped, and several processes may share the p
     python recipes/smollm2_training.py write … --rows 32 --parts 24 --made-up 1100 \\
         --shard 0 --shards 2 --seconds 7200 --out data
 
-`smollm2_journal.jsonl.gz` holds all answers: 27,971 of 5.43 million tokens, 1.38 million of them by a
-CPU with AVX-512 and bfloat16, the others by an H100 in some two minutes. With it, `write` only joins
-prompts and answers. The shipped `eagle3` learnt from them on that GPU, beside another training, in
-244 seconds (2.1 epochs): `train eagle3 --epochs 100 --seconds 244`.
+`smollm2_journal.jsonl.gz` holds all 27,971 answers of 5.43 million tokens. A CPU with AVX-512 and
+bfloat16 wrote 1.38 million of them, an H100 the others in some two minutes. With this file, `write`
+only joins prompts and answers. The shipped `eagle3` learnt from them on that GPU in 244 seconds
+(2.1 epochs), while another training ran there: `train eagle3 --epochs 100 --seconds 244`.
 
 The answers are the target's in bfloat16, except where two tokens are almost equally likely: there
 the rounding of a batch decides.
@@ -443,7 +443,7 @@ def train(
     init_from: pathlib.Path | None = None,
     **numbers: Any,
 ) -> Row:
-    """Train a drafter on a share of the data for so long at most, measure it, and write both down."""
+    """Train a drafter on a share of the data within a time limit, measure it, and save both."""
     learnt, held = read(data, share)
     torch.manual_seed(0)
     method = build("drafter", spec)
@@ -462,8 +462,8 @@ def train(
         losses.append(progress.loss)
         if progress.step == 10 or progress.step % 100 == 0:
             print(
-                f"{time.monotonic() - begun:.1f} s: {spec} {share:g}, {progress.step} of {progress.steps} steps, "
-                f"loss {np.mean(losses[-100:]):.4f}",
+                f"{time.monotonic() - begun:.1f} s: {spec} {share:g}, "
+                f"{progress.step} of {progress.steps} steps, loss {np.mean(losses[-100:]):.4f}",
                 flush=True,
             )
 
@@ -537,17 +537,17 @@ def main() -> None:
         return
     target = loaded(args.device, args.target)
     if args.what == "write":
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each new size of a prompt
         args.out.mkdir(parents=True, exist_ok=True)
         asked = [row["question"] for row in lines(args.gsm8k)]
         journal = partial(Journal, folder=args.out, shard=args.shard, shards=args.shards)
         deadline = time.monotonic() + args.seconds
         writing = Writing(target, args.rows, deadline, journal=journal)
         prompts, excluded = list(lines(args.prompts)), Excluded.of(args.exclude)
-        keep(
-            write(writing, prompts[: args.limit], asked, excluded, args.made_up, args.parts),
-            args.out,
-        )
+        with unplanned_attention(target.decoder.device):
+            written = write(
+                writing, prompts[: args.limit], asked, excluded, args.made_up, args.parts
+            )
+        keep(written, args.out)
     else:
         while not args.data.is_file():  # it is being written: begin at once when it is there
             time.sleep(0.2)

@@ -1,8 +1,8 @@
 """Costs learnt from running steps, shared by the engines of a process and stored on disk.
 
-No user waits for a measurement: the first steps use the estimate of `cost_model.py`, and each
-step that runs corrects it. Corrections are written once a minute and when the process ends. Several processes
-may use one file: a writer fuses its corrections with those in the file.
+No user waits for a measurement: the first steps use the estimate of `cost_model.py`, and each step
+that runs corrects it. Corrections are written once a minute and when the process ends. Several
+processes may use one file: a writer fuses its corrections with those in the file.
 """
 
 import atexit
@@ -234,7 +234,10 @@ class OnlineCosts:
         self.drafter.save_sometimes()
 
     def table(self) -> CostTable:
-        """Return the expected costs of one sequence at two context lengths, for plans and records."""
+        """Return the expected costs of one sequence at two context lengths.
+
+        They are for plans and records.
+        """
         about = {
             **self.target.about,
             **self.drafter.about,

@@ -110,7 +110,7 @@ def sources_digest(folder: Path) -> str:
 
 @cache
 def report_absence() -> None:
-    """Log once that native kernels, or some of their loops, are missing or outdated, if they are."""
+    """Log once if native kernels, or some of their loops, are missing or outdated."""
     if _core is None and requested_variant != OFF:
         LOG.warning(ABSENCE_REMARK.format(_missing))
     elif missing_loops:
