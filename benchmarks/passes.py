@@ -2,13 +2,16 @@
 
     python benchmarks/passes.py --dtype bfloat16 --variant avx2 --checkout ../before --out passes.json
     python benchmarks/passes.py --dtype bfloat16 --variant avx2 --program 'prototype=./gemm_avx2' --out paired.json
+    python benchmarks/passes.py --quantize int4 --llama ENV/bin/python --prompt 2000 --out llama.json
+    python benchmarks/passes.py --context 0 8000 --tokens 16 --out far.json
     python benchmarks/passes.py --shape llama-1b --quantize int4 --tokens 1 8 16 --out shapes.json
 
 Every way is a process of its own, which loads the target once and then waits. In each round every
 way answers in turn, so that a change of the machine's speed affects all of them; the others are
 idle meanwhile. Figures are medians over the rounds, in milliseconds. `native` is the default
-kernels, `stock` is torch's; a checkout runs with the Python of its `.venv`. A program prints lines
-`NAME n=TOKENS … X ms`, as the prototypes of kernels do. The floor is the larger of the bytes over
+kernels, `stock` is torch's; a checkout runs with the Python of its `.venv`. llama.cpp has files of
+the same weights, in the dtype that is asked for and in Q4_0, the head in Q8_0 there. A program
+prints lines `NAME n=TOKENS … X ms`, as the prototypes of kernels do. The floor is the larger of the bytes over
 the speed at which this machine reads memory and the operations over that at which it multiplies.
 """
 
@@ -19,9 +22,10 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,11 +65,13 @@ class Way:
         options: options of `Target.load`.
         variant: variant of the native kernels; empty for the fastest.
         checkout: folder of another commit with its own environment; None for this one.
+        program: another engine, as a command that answers the same requests.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     variant: str = ""
     checkout: Path | None = None
+    program: tuple[str, ...] = ()
 
     @property
     def python(self) -> str:
@@ -96,6 +102,34 @@ def ways(args: argparse.Namespace) -> dict[str, Way]:
     return found
 
 
+def llama_ways(target: str, dtype: str, quantize: Sequence[str], python: Path) -> dict[str, Way]:
+    """Return llama.cpp's ways; its files are written to build/gguf.
+
+    Args:
+        target: a Llama without biases.
+        dtype: the type of the first file.
+        quantize: kinds of draftree's ways; with "int4", a second file has Q4_0.
+        python: interpreter of an environment that has `xllamacpp`.
+    """
+    import torch
+
+    from draftree import Target
+    from perplexity import write_gguf
+
+    folder = Path("build", "gguf")
+    folder.mkdir(parents=True, exist_ok=True)
+    model: Any = Target.load(target, dtype="float32", compile=False).decoder.model
+    found = {}
+    for kind in [{"float32": "F32", "bfloat16": "BF16"}[dtype], *["Q4_0"] * ("int4" in quantize)]:
+        file = folder / f"{kind}.gguf"
+        with torch.inference_mode():
+            write_gguf(model, file, kind)
+        worker = str(Path(__file__).with_name("llama_worker.py"))
+        command = (str(python), worker, "time", str(file), str(torch.get_num_threads()))
+        found[f"llama.cpp {kind}"] = Way(program=command)
+    return found
+
+
 # A worker, which also runs with the packages of another commit.
 
 
@@ -112,7 +146,6 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
 
     def cache_after(context: int) -> Any:
         if context not in caches:
-            caches.clear()
             cache = caches[context] = decoder.new_cache(1, context + 256)
             if context:
                 target.prefill(cache, [np.arange(context) % decoder.vocab], HiddenStateSpec())
@@ -136,13 +169,18 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
         ids = np.arange(tokens) % decoder.vocab
         return lambda: target.prefill(decoder.new_cache(1, tokens + 8), [ids], HiddenStateSpec())
 
-    def describe() -> dict[str, Any]:
+    def describe(contexts: list[int]) -> dict[str, Any]:
         from draftree.evaluation.provenance import provenance
         from draftree.evaluation.step_profile import Ceilings
 
         ceilings = Ceilings.measure(decoder)
-        floors = {n: 1000 * ceilings.floor(decoder, n, 256) for n in TOKENS}
-        return {"provenance": provenance(target, 0), "floors": floors}
+        floors = {
+            label(n, context, contexts): 1000 * ceilings.floor(decoder, n, context)
+            for context in contexts
+            for n in TOKENS
+        }
+        told = provenance(target, 0) | {"ceilings": asdict(ceilings)}
+        return {"provenance": told, "floors": floors}
 
     from time import perf_counter
 
@@ -151,7 +189,7 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
         for line in sys.stdin:
             request = json.loads(line)
             if "describe" in request:
-                answer(describe())
+                answer(describe(request["describe"]))
                 continue
             work = (
                 time_prompt(request["prompt"])
@@ -164,6 +202,11 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
                 work()
                 seconds.append(perf_counter() - start)
             answer({"ms": [1000 * s for s in seconds]})
+
+
+def label(tokens: int, context: int, contexts: Sequence[int]) -> str:
+    """Return the name of a row."""
+    return str(tokens) if len(contexts) == 1 else f"{tokens} after {context}"
 
 
 def answer(reply: dict[str, Any]) -> None:
@@ -182,7 +225,12 @@ class Worker:
             **way.options,
             **({"dtype": dtype} if dtype and "quantize" not in way.options else {}),
         }
-        command = [way.python, __file__, "--serve", json.dumps([target, options])]
+        command = way.program or [
+            way.python,
+            __file__,
+            "--serve",
+            json.dumps([target, options]),
+        ]
         env = {**os.environ, **({"DRAFTREE_NATIVE": way.variant} if way.variant else {})}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -255,32 +303,37 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Return rows of medians in milliseconds, and what they were measured on."""
     target = random_model(args.shape) if args.shape else args.target
     times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    found = ways(args)
+    if args.llama is not None:
+        found |= llama_ways(target, args.dtype or "bfloat16", args.quantize, args.llama)
     with ExitStack() as stack:
         workers = {
             name: stack.enter_context(worker(way, target, args.dtype))
-            for name, way in ways(args).items()
+            for name, way in found.items()
         }
-        about = workers["native"].ask(describe=True)
+        about = workers["native"].ask(describe=args.context)
         for _ in range(args.rounds):
-            for tokens in args.tokens:
+            for context, tokens in product(args.context, args.tokens):
+                row = label(tokens, context, args.context)
                 for name, each in workers.items():
-                    reply = each.ask(tokens=tokens, context=args.context, repeats=args.repeats + 1)
-                    times[str(tokens), name] += reply["ms"][1:]  # the first one finds cold caches
+                    reply = each.ask(tokens=tokens, context=context, repeats=args.repeats + 1)
+                    times[row, name] += reply["ms"][1:]  # the first one finds cold caches
             for program in args.program:
                 prefix, _, command = program.partition("=")
                 for (name, tokens), ms in printed_times(command).items():
                     if tokens in args.tokens:
-                        times[str(tokens), f"{prefix} {name}".strip()].append(ms)
+                        row = label(tokens, args.context[0], args.context)
+                        times[row, f"{prefix} {name}".strip()].append(ms)
             for tokens in args.prompt:
                 for name, each in workers.items():
                     times[f"prompt {tokens}", name] += each.ask(prompt=tokens, repeats=1)["ms"]
     rows: dict[str, dict[str, Any]] = {}
-    for (width, name), found in times.items():
-        row = rows.setdefault(width, {"width": int(width) if width.isdigit() else width})
-        row[name] = round(median(found), 2)
-    for width, row in rows.items():
+    for (width, name), ms in times.items():
+        figures = rows.setdefault(width, {"width": int(width) if width.isdigit() else width})
+        figures[name] = round(median(ms), 2)
+    for width, figures in rows.items():
         if width in about["floors"]:
-            row["floor"] = round(about["floors"][width], 2)
+            figures["floor"] = round(about["floors"][width], 2)
     return {
         "rows": list(rows.values()),
         "provenance": about["provenance"] | {"context": args.context, "rounds": args.rounds},
@@ -300,7 +353,7 @@ def main() -> int:
         help="random weights in the shape of a larger model, instead of a target",
     )
     ap.add_argument("--dtype", choices=("float32", "bfloat16"))
-    ap.add_argument("--context", type=int, default=256)
+    ap.add_argument("--context", type=int, nargs="+", default=[256])
     ap.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     ap.add_argument(
         "--prompt", type=int, nargs="*", default=[], help="also read prompts of so many tokens"
@@ -325,6 +378,12 @@ def main() -> int:
         default=[],
         type=Path,
         help="also another commit, in a folder with a .venv",
+    )
+    ap.add_argument(
+        "--llama",
+        type=Path,
+        metavar="PYTHON",
+        help="also llama.cpp, with an interpreter that has `xllamacpp` and NumPy",
     )
     ap.add_argument(
         "--program", action="append", default=[], help="NAME=COMMAND that prints milliseconds"

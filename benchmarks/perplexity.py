@@ -46,12 +46,13 @@ from draftree.models.int4_linear import GROUP, Int4Linear
 Scores = NDArray[np.float64]
 """Negative log-likelihoods [W, n] of the tokens of W windows."""
 FILE_TYPES = {
+    "F32": LlamaFileType.ALL_F32,
     "BF16": LlamaFileType.MOSTLY_BF16,
     "Q4_1": LlamaFileType.MOSTLY_Q4_1,
     "Q4_0": LlamaFileType.MOSTLY_Q4_0,
 }
 """The types of linear layers in llama.cpp's files."""
-EMBEDDING = {"BF16": "BF16", "Q4_1": "Q8_0", "Q4_0": "Q8_0"}
+EMBEDDING = {"F32": "F32", "BF16": "BF16", "Q4_1": "Q8_0", "Q4_0": "Q8_0"}
 """The type of the embedding and head beside them."""
 REFERENCE = "llama.cpp: Q4_0"
 NAMES = {
@@ -102,7 +103,7 @@ def scores_of_llama(python: Path, file: Path, windows: Sequence[Sequence[int]]) 
     """Return what llama.cpp gives each token of the windows."""
     worker = Path(__file__).with_name("llama_worker.py")
     done = subprocess.run(
-        [python, worker, file, str(torch.get_num_threads())],
+        [python, worker, "score", file, str(torch.get_num_threads())],
         input=json.dumps(windows), stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return np.array(json.loads(done.stdout))
@@ -287,7 +288,7 @@ def main() -> None:
             source = str(folder / "shuffled")
             model.save_pretrained(source)
             target.tokenizer.save_pretrained(source)
-        kinds = args.type if args.type is not None else list(FILE_TYPES)[:-1]
+        kinds = args.type if args.type is not None else ["BF16", "Q4_1"]
         rows, four = measured(source, folder, windows, model, args.llama, kinds)
     asked = {
         name: getattr(args, name) for name in ("target", "suite", "windows", "length", "shuffle")

@@ -1,135 +1,32 @@
 // Attention of a tree, a step, a prompt or a batch. Included inside an anonymous namespace after
-// gemm.h.
+// attention_products.h.
 //
 // The result of a query depends on itself and on the keys and values that it sees, in their order:
 // sums run over the slots one by one, and a hidden slot has a weight of exactly 0. It does not
 // depend on the slots that keys are in, on hidden slots between them, or on other queries.
 //
 // A row is a query of one head. Rows are computed together with all others that share keys, `head`
-// fastest.
+// fastest. The lanes of a vector are rows, and of a few rows slots: both give the same bits.
 
-constexpr int KEYS = 2 * LANES;   // number of slots in a block
-constexpr float UNSEEN = -3e38f;  // below every score
-
-template <class D>
-struct KeyPanels {
-  using G = Singles<Float32>;
-};
-template <>
-struct KeyPanels<BFloat16> {
-  using G = Pairs;
-};
-
-// Write up to KEYS keys as a packed weight whose outputs are the keys.
-template <class D>
-void pack_keys(const typename D::T* keys, int64_t stride, int64_t count, int64_t dim, char* to) {
-  using G = typename KeyPanels<D>::G;
-  const int64_t steps = steps_of<G>(dim);
-  for (int side = 0; side < 2; side++)
-    for (int64_t first = 0; first < steps; first += LANES) {
-      U words[LANES];
-      for (int j = 0; j < LANES; j++) {
-        const int64_t key = side * LANES + j, at = first * G::STEP, left = dim - at;
-        if (key >= count) {
-          words[j] = U{};
-        } else if constexpr (D::TYPE == FLOAT16) {
-          words[j] = (U)get_some<D>(keys + key * stride + at, left);
-        } else if (left >= LANES * G::STEP) {
-          words[j] = load_words(keys + key * stride + at);
-        } else {
-          words[j] = U{};
-          __builtin_memcpy(&words[j], keys + key * stride + at,
-                           static_cast<size_t>(left) * sizeof(typename D::T));
-        }
-      }
-      transpose(words);
-      for (int64_t i = 0; i < LANES && first + i < steps; i++)
-        store_words(to + ((first + i) * KEYS + side * LANES) * 4, words[i]);
-    }
-}
-
-// Add the values of some slots, each times its weight, to the sums of M rows, for `left` columns,
-// at most 2 * LANES.
-template <class D, int M>
-void add_values(const float* weights, int64_t ld_weights, const typename D::T* values,
-                int64_t stride, int64_t slots, int64_t left, float* sums, int64_t ld) {
-  V total[M][2];
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++) {
-    total[m][0] = load(sums + m * ld);
-    total[m][1] = load(sums + m * ld + LANES);
-  }
-  if (left >= 2 * LANES) {
-    for (int64_t j = 0; j < slots; j++) {
-      const V a = D::get(values + j * stride), b = D::get(values + j * stride + LANES);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; m++) {
-        const V f = splat(weights[m * ld_weights + j]);
-        total[m][0] = fused(a, f, total[m][0]);
-        total[m][1] = fused(b, f, total[m][1]);
-      }
-    }
-  } else {
-    for (int64_t j = 0; j < slots; j++) {
-      const V a = get_some<D>(values + j * stride, left),
-              b = left > LANES ? get_some<D>(values + j * stride + LANES, left - LANES) : V{};
-#pragma GCC unroll 8
-      for (int m = 0; m < M; m++) {
-        const V f = splat(weights[m * ld_weights + j]);
-        total[m][0] = fused(a, f, total[m][0]);
-        total[m][1] = fused(b, f, total[m][1]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++) {
-    store(sums + m * ld, total[m][0]);
-    store(sums + m * ld + LANES, total[m][1]);
-  }
-}
-
-template <class D>
-void add_values(int m, const float* weights, int64_t ld_weights, const typename D::T* values,
-                int64_t stride, int64_t slots, int64_t left, float* sums, int64_t ld) {
-  switch (m) {
-    case 1:
-      return add_values<D, 1>(weights, ld_weights, values, stride, slots, left, sums, ld);
-    case 2:
-      return add_values<D, 2>(weights, ld_weights, values, stride, slots, left, sums, ld);
-    case 3:
-      return add_values<D, 3>(weights, ld_weights, values, stride, slots, left, sums, ld);
-    case 4:
-      return add_values<D, 4>(weights, ld_weights, values, stride, slots, left, sums, ld);
-#if defined(DRAFTREE_AVX512) || defined(__aarch64__)
-    case 5:
-      return add_values<D, 5>(weights, ld_weights, values, stride, slots, left, sums, ld);
-    case 6:
-      return add_values<D, 6>(weights, ld_weights, values, stride, slots, left, sums, ld);
-    case 7:
-      return add_values<D, 7>(weights, ld_weights, values, stride, slots, left, sums, ld);
-    case 8:
-      return add_values<D, 8>(weights, ld_weights, values, stride, slots, left, sums, ld);
-#endif
-    default:
-      __builtin_unreachable();
-  }
-}
-
-// Rows that are computed at a time: as many as keep their scores in a level-2 cache.
+// Rows that are computed at a time: all rows of a tree share one reading of the keys and values, as
+// long as their scores take some megabytes at most.
 inline int64_t rows_at_a_time(int64_t slots) {
-  const int64_t rows = (int64_t{1} << 17) / (slots + 1) / MAX_TOKENS * MAX_TOKENS;
-  return rows < MAX_TOKENS ? MAX_TOKENS : rows > 64 ? 64 : rows;
+  const int64_t rows = (int64_t{1} << 19) / (slots + 1) / LANES * LANES;
+  return rows < 16 ? 16 : rows > 64 ? 64 : rows;
 }
 
-// A thread's memory for attention.
+// A thread's memory for attention. Scores and weights have the rows or the slots of a lane next to
+// each other.
 struct AttentionScratch {
   int64_t blocks, rows, ld_sums;
-  uint8_t* seen;  // [blocks]
-  float* tops;    // [rows, LANES] running maxima of each row's scores, by lane
-  float* totals;  // [rows]
-  float* scores;  // [rows, blocks * KEYS]
-  float* sums;    // [rows, ld_sums]
-  char* panel;    // a block of keys
+  uint8_t* seen;   // [blocks] a `Visibility`
+  float* tops;     // [rows] running maxima of the scores; with lanes of slots, [FEW_ROWS, LANES]
+  float* totals;   // [rows]
+  char* queries;   // [words, rows]
+  char* keys;      // a block of keys in another layout
+  float* scores;   // [blocks * KEYS, rows]
+  float* weights;  // [RUN, rows] of some slots
+  float* sums;     // [rows, ld_sums]
 
   int64_t bytes = 0;  // of all
 
@@ -137,146 +34,291 @@ struct AttentionScratch {
     blocks = (slots + KEYS - 1) / KEYS;
     rows = rows_at_a_time(slots);
     ld_sums = round_up(value_dim, 2 * LANES);
-    const int64_t padded = round_up(rows, LANES);
+    const int64_t wide = round_up(key_dim, LANES);
     auto take = [&](int64_t size) {
       char* const here = own == nullptr ? nullptr : own + bytes;
       bytes += round_up(size, 64);
       return here;
     };
     seen = reinterpret_cast<uint8_t*>(take(blocks));
-    tops = reinterpret_cast<float*>(take(4 * rows * LANES));
-    totals = reinterpret_cast<float*>(take(4 * padded));
-    scores = reinterpret_cast<float*>(take(4 * rows * blocks * KEYS));
+    tops = reinterpret_cast<float*>(take(4 * (rows > FEW_ROWS * LANES ? rows : FEW_ROWS * LANES)));
+    totals = reinterpret_cast<float*>(take(4 * rows));
+    queries = take(4 * wide * rows);
+    keys = take(4 * KEYS * wide);
+    scores = reinterpret_cast<float*>(take(4 * blocks * KEYS * rows));
+    weights = reinterpret_cast<float*>(take(4 * RUN * rows));
     sums = reinterpret_cast<float*>(take(4 * rows * ld_sums));
-    panel = take(4 * KEYS * round_up(key_dim, 2));
   }
 };
 
+// Fetch the first `count` rows of keys or values of `left` into the level-2 cache, before they are
+// used.
+inline void fetch_rows(const void* rows, int64_t stride, int64_t left, int64_t count,
+                       int64_t bytes) {
+  for (int64_t j = 0; j < count && j < left; j++)
+    for (int64_t i = 0; i < bytes; i += 64)
+      __builtin_prefetch(static_cast<const char*>(rows) + j * stride + i, 0, 2);
+}
+
+// What rows see of a block: nothing, all of it with a mask of 0, or what the mask says.
+enum Visibility : uint8_t { NOTHING, ALL, MASKED };
+
+// Rows [begin, begin + count) of a group, and what they attend to.
+template <class D>
+struct AttentionRows {
+  using T = typename D::T;
+  const Attention& a;
+  const AttentionScratch& own;
+  Rows queries;  // in the layout of `QueryRows`
+  int64_t sequence, group, begin, count;
+
+  const T* keys_at(int64_t slot) const {
+    return static_cast<const T*>(a.keys) + sequence * a.key_strides[0] + group * a.key_strides[1] +
+           slot * a.key_strides[2];
+  }
+  const T* values_at(int64_t slot) const {
+    return static_cast<const T*>(a.values) + sequence * a.value_strides[0] +
+           group * a.value_strides[1] + slot * a.value_strides[2];
+  }
+  int64_t mask_of(int64_t row) const {
+    return sequence * a.mask_strides[0] +
+           (group * a.heads + (begin + row) % a.heads) * a.mask_strides[1] +
+           (begin + row) / a.heads * a.mask_strides[2];
+  }
+  // The masks of LANES slots, of which `left` exist.
+  V mask_at(int64_t at, int64_t left) const {
+    if (left >= LANES && a.mask_dtype == D::TYPE) return D::get(static_cast<const T*>(a.mask) + at);
+    return left > 0 ? get_typed(a.mask_dtype, a.mask, at, left) : V{};
+  }
+
+  Visibility visibility(int64_t start, int64_t here) const {
+    const V below = splat(a.hidden_below);
+    bool seen = false, plain = here == KEYS && a.cap <= 0;
+    int64_t before = -1;
+    for (int64_t row = 0; row < count && (plain || !seen); row++) {
+      const int64_t at = mask_of(row);
+      if (at == before) continue;
+      before = at;
+      for (int64_t i = 0; i < here; i += LANES) {
+        const V mask = mask_at(at + start + i, here - i);
+        seen |= any((mask > below) & first_lanes(here - i));
+        plain &= !any(mask != V{});
+      }
+    }
+    return !seen ? NOTHING : plain ? ALL : MASKED;
+  }
+
+  // Scores of a block's visible slots, scaled, capped and masked.
+  V masked(V products, V mask, I exists) const {
+    V score = products * splat(a.scale);
+    if (a.cap > 0)
+      for (int k = 0; k < LANES; k++) score[k] = a.cap * __builtin_tanhf(score[k] / a.cap);
+    return (mask > splat(a.hidden_below)) & exists ? score + mask : splat(UNSEEN);
+  }
+};
+
+// Lanes of rows: scores are [slots, ld].
+template <class D>
+struct LanesOfRows : AttentionRows<D> {
+  static constexpr bool OF_ROWS = true;
+  int64_t ld, words;
+
+  explicit LanesOfRows(const AttentionRows<D>& rows)
+      : AttentionRows<D>(rows),
+        ld(round_up(rows.count, LANES)),
+        words(PAIRED<D> ? (rows.a.key_dim + 1) / 2 : rows.a.key_dim) {
+    transpose_queries(rows.queries, rows.count, words, ld, rows.own.queries);
+    for (int64_t i = 0; i < ld; i += LANES) store(rows.own.tops + i, splat(UNSEEN));
+  }
+
+  void score(int64_t start, int64_t here, bool plain) const {
+    const auto& a = this->a;
+    const auto& own = this->own;
+    const Rows block =
+        key_rows<D>(this->keys_at(start), a.key_strides[2], here, a.key_dim, own.keys);
+    float* const scores = own.scores + start * ld;
+    score_keys<D>(block, own.queries, words, ld, scores);
+    for (int64_t i = 0; i < ld; i += LANES) {
+      V top = load(own.tops + i);
+      for (int64_t first = 0; first < KEYS; first += LANES) {
+        U masks[LANES];
+        if (!plain) {
+          for (int j = 0; j < LANES; j++)
+            masks[j] = i + j < this->count
+                           ? (U)this->mask_at(this->mask_of(i + j) + start + first, here - first)
+                           : U{};
+          transpose(masks);
+        }
+        for (int64_t j = 0; j < LANES; j++) {
+          float* const at = scores + (first + j) * ld + i;
+          const V score = plain ? load(at) * splat(a.scale)
+                                : this->masked(load(at), (V)masks[j], I{} - (first + j < here));
+          top = larger(top, score);
+          store(at, score);
+        }
+      }
+      store(own.tops + i, top);
+    }
+  }
+
+  float top(int64_t row) const { return this->own.tops[row]; }
+
+  // Write the weights of a run, as words, and add them to the totals, slot by slot.
+  void weigh_run(int64_t start, int64_t slots) const {
+    for (int64_t i = 0; i < ld; i += LANES) {
+      const V top = load(this->own.tops + i);
+      V total = load(this->own.totals + i);
+      const float* const scores = this->own.scores + start * ld + i;
+      float* const weights = this->own.weights + i;
+      for (int64_t j = 0; j < slots; j += 2) {
+        const V x = weigh(load(scores + j * ld), top), y = weigh(load(scores + (j + 1) * ld), top);
+        total = (total + x) + y;
+        if constexpr (PAIRED<D>) {
+          store_words(weights + j / 2 * ld, (U)round_bfloat16(x) | (U)round_bfloat16(y) >> 16);
+        } else {
+          store(weights + j * ld, x);
+          store(weights + (j + 1) * ld, y);
+        }
+      }
+      store(this->own.totals + i, total);
+    }
+  }
+};
+
+// Lanes of slots, for at most FEW_ROWS rows: scores are [rows, ld].
+template <class D>
+struct LanesOfSlots : AttentionRows<D> {
+  static constexpr bool OF_ROWS = false;
+  int64_t ld;
+
+  explicit LanesOfSlots(const AttentionRows<D>& rows)
+      : AttentionRows<D>(rows), ld(rows.own.blocks * KEYS) {
+    for (int64_t r = 0; r < rows.count; r++) store(rows.own.tops + r * LANES, splat(UNSEEN));
+  }
+
+  void score(int64_t start, int64_t here, bool plain) const {
+    using G = typename QueryRows<D>::G;
+    const auto& a = this->a;
+    const auto& own = this->own;
+    pack_keys<D>(this->keys_at(start), a.key_strides[2], here, a.key_dim, own.keys);
+    for (int64_t first = 0; first < this->count; first += MAX_TOKENS) {
+      const int64_t left = this->count - first;
+      tiles<G>(static_cast<int>(left < MAX_TOKENS ? left : MAX_TOKENS), own.keys,
+               panel_bytes<G>(a.key_dim), 1, this->queries.at(first), this->queries.stride,
+               a.key_dim, own.scores + first * ld + start, ld, {own.keys, false, false});
+    }
+    for (int64_t r = 0; r < this->count; r++) {
+      V top = load(own.tops + r * LANES);
+      for (int64_t i = 0; i < KEYS; i += LANES) {
+        float* const at = own.scores + r * ld + start + i;
+        const V score =
+            plain ? load(at) * splat(a.scale)
+                  : this->masked(load(at), this->mask_at(this->mask_of(r) + start + i, here - i),
+                                 first_lanes(here - i));
+        top = larger(top, score);
+        store(at, score);
+      }
+      store(own.tops + r * LANES, top);
+    }
+  }
+
+  float top(int64_t row) const { return largest_of(load(this->own.tops + row * LANES)); }
+
+  void weigh_run(int64_t start, int64_t slots) const {
+    const auto& own = this->own;
+    for (int64_t r = 0; r < this->count; r++)
+      for (int64_t i = 0; i < slots; i += LANES)
+        store(own.weights + r * RUN + i,
+              weigh(load(own.scores + r * ld + start + i), splat(own.tops[r])));
+    V total = get_some<Float32>(own.totals, this->count);
+    for (int64_t i = 0; i < slots; i += LANES) {
+      U words[LANES];
+      for (int j = 0; j < LANES; j++)
+        words[j] = j < this->count ? load_words(own.weights + j * RUN + i) : U{};
+      transpose(words);
+      for (int j = 0; j < LANES; j++) total = total + (V)words[j];
+    }
+    put_some<Float32>(own.totals, total, this->count);
+#if defined(DRAFTREE_AVX512) && defined(__AVX512BF16__)
+    if constexpr (PAIRED<D>)
+      for (int64_t r = 0; r < this->count; r++)
+        for (int64_t i = 0; i < slots; i += LANES) {
+          const V exact = load(own.weights + r * RUN + i);
+          const auto pairs = _mm256_rol_epi32((__m256i)narrow_bfloat16(round_bfloat16(exact)), 16);
+          __builtin_memcpy(own.weights + r * RUN + i / 2, &pairs, sizeof pairs);
+        }
+#endif
+  }
+};
+
+template <class D, class Lanes, class Emit>
+void attend_lanes(const Lanes& rows, Emit&& emit) {
+  constexpr auto SIZE = static_cast<int64_t>(sizeof(typename D::T));
+  const Attention& a = rows.a;
+  const AttentionScratch& own = rows.own;
+  for (int64_t b = 0; b < own.blocks; b++) {
+    const int64_t start = b * KEYS, left = a.slots - start, here = left < KEYS ? left : KEYS;
+    own.seen[b] = rows.visibility(start, here);
+    if (own.seen[b] == NOTHING) continue;
+    fetch_rows(rows.keys_at(start + AHEAD), a.key_strides[2] * SIZE, left - AHEAD, KEYS,
+               a.key_dim * SIZE);
+    rows.score(start, here, own.seen[b] == ALL);
+  }
+  const float* const sinks = a.sinks == nullptr ? nullptr : a.sinks + rows.group * a.heads;
+  for (int64_t r = 0; r < rows.count; r++) {
+    float top = rows.top(r), total = 0;
+    if (top <= UNSEEN) {
+      top = 0;  // a row that sees no slot has weights of 0
+    } else if (sinks != nullptr) {
+      const float sink = sinks[(rows.begin + r) % a.heads];
+      top = top < sink ? sink : top;
+      total = weigh(splat(sink), splat(top))[0];
+    }
+    own.tops[r] = top;
+    own.totals[r] = total;
+  }
+  for (int64_t r = rows.count; r < round_up(rows.count, LANES); r++) own.totals[r] = 0;
+  for (int64_t i = 0; i < rows.count * own.ld_sums; i++) own.sums[i] = 0;
+  for (int64_t b = 0; b < own.blocks;) {
+    int64_t run = 0;  // visible blocks
+    while (b + run < own.blocks && own.seen[b + run] != NOTHING && run * KEYS < RUN) run++;
+    const int64_t start = b * KEYS, wide = run * KEYS, left = a.slots - start,
+                  here = left < wide ? left : wide;
+    b += run > 0 ? run : 1;
+    if (run == 0) continue;
+    rows.weigh_run(start, wide);
+    fetch_rows(rows.values_at(start + wide), a.value_strides[2] * SIZE, left - wide, RUN,
+               a.value_dim * SIZE);
+    for (int64_t e = 0; e < a.value_dim; e += 2 * LANES)
+      for (int64_t first = 0; first < rows.count; first += VALUE_ROWS) {
+        const int64_t m = rows.count - first;
+        add_values<D, Lanes::OF_ROWS>(static_cast<int>(m < VALUE_ROWS ? m : VALUE_ROWS),
+                                      own.weights + weight_at<Lanes::OF_ROWS>(0, first, rows.ld),
+                                      rows.ld, rows.values_at(start) + e, a.value_strides[2], here,
+                                      a.value_dim - e, own.sums + first * own.ld_sums + e,
+                                      own.ld_sums);
+      }
+  }
+  for (int64_t r = 0; r < rows.count; r++) {
+    float* const sums = own.sums + r * own.ld_sums;
+    const V total = splat(own.totals[r] > 0 ? own.totals[r] : 1.0f);
+    for (int64_t i = 0; i < own.ld_sums; i += LANES) store(sums + i, load(sums + i) / total);
+    emit(rows.begin + r, sums);
+  }
+}
+
 // Compute rows [begin, end) of a group, at most `rows_at_a_time`; rows of queries are given in the
-// layout of `KeyPanels`.
+// layout of `QueryRows`.
 //
 // emit(row, values) is given the unrounded result of each.
 template <class D, class Emit>
 void attend_rows(const Attention& a, int64_t sequence, int64_t group, int64_t begin, int64_t end,
                  Rows queries, const AttentionScratch& own, Emit&& emit) {
-  using T = typename D::T;
-  using G = typename KeyPanels<D>::G;
-  const int64_t count = end - begin, ld = own.blocks * KEYS;
-  const T* keys =
-      static_cast<const T*>(a.keys) + sequence * a.key_strides[0] + group * a.key_strides[1];
-  const T* values =
-      static_cast<const T*>(a.values) + sequence * a.value_strides[0] + group * a.value_strides[1];
-  auto mask_of = [&](int64_t row) {
-    return sequence * a.mask_strides[0] + (group * a.heads + row % a.heads) * a.mask_strides[1] +
-           row / a.heads * a.mask_strides[2];
-  };
-  const V below = splat(a.hidden_below);
-  for (int64_t r = 0; r < count; r++) store(own.tops + r * LANES, splat(UNSEEN));
-  for (int64_t b = 0; b < own.blocks; b++) {
-    const int64_t start = b * KEYS, here = a.slots - start < KEYS ? a.slots - start : KEYS;
-    bool seen = false;
-    int64_t before = -1;
-    for (int64_t row = begin; row < end && !seen; row++) {
-      const int64_t at = mask_of(row);
-      if (at == before) continue;
-      before = at;
-      for (int64_t i = 0; i < here; i += LANES)
-        seen |= any((get_typed(a.mask_dtype, a.mask, at + start + i, here - i) > below) &
-                    first_lanes(here - i));
-    }
-    own.seen[b] = seen;
-    if (!seen) continue;
-    pack_keys<D>(keys + start * a.key_strides[2], a.key_strides[2], here, a.key_dim, own.panel);
-    for (int64_t first = 0; first < count; first += MAX_TOKENS) {
-      const int m = static_cast<int>(count - first < MAX_TOKENS ? count - first : MAX_TOKENS);
-      tiles<G>(m, own.panel, panel_bytes<G>(a.key_dim), 1, queries.at(first), queries.stride,
-               a.key_dim, own.scores + first * ld + start, ld, {own.panel, false, false});
-    }
-    if (here == KEYS && a.cap <= 0 && a.mask_dtype == D::TYPE) {
-      for (int64_t r = 0; r < count; r++) {
-        float* const scores = own.scores + r * ld + start;
-        const T* const mask = static_cast<const T*>(a.mask) + mask_of(begin + r) + start;
-        V top = load(own.tops + r * LANES);
-        for (int64_t i = 0; i < KEYS; i += LANES) {
-          const V added = D::get(mask + i),
-                  score = added > below ? load(scores + i) * splat(a.scale) + added : splat(UNSEEN);
-          top = larger(top, score);
-          store(scores + i, score);
-        }
-        store(own.tops + r * LANES, top);
-      }
-      continue;
-    }
-    for (int64_t r = 0; r < count; r++) {
-      float* const scores = own.scores + r * ld + start;
-      const int64_t at = mask_of(begin + r) + start;
-      V top = load(own.tops + r * LANES);
-      for (int64_t i = 0; i < KEYS; i += LANES) {
-        V score = load(scores + i) * splat(a.scale);
-        if (a.cap > 0)
-          for (int j = 0; j < LANES; j++) score[j] = a.cap * __builtin_tanhf(score[j] / a.cap);
-        const V added = i < here ? get_typed(a.mask_dtype, a.mask, at + i, here - i) : below;
-        const I visible = (added > below) & first_lanes(here - i);
-        score = visible ? score + added : splat(UNSEEN);
-        top = larger(top, score);
-        store(scores + i, score);
-      }
-      store(own.tops + r * LANES, top);
-    }
-  }
-  const float* const sinks = a.sinks == nullptr ? nullptr : a.sinks + group * a.heads;
-  for (int64_t r = 0; r < count; r++) {
-    float top = largest_of(load(own.tops + r * LANES)), total = 0;
-    if (top > UNSEEN) {
-      if (sinks != nullptr) {
-        const float sink = sinks[(begin + r) % a.heads];
-        top = top < sink ? sink : top;
-        total = weigh(splat(sink), top)[0];
-      }
-    } else {
-      top = 0;  // a row that sees no slot has weights of 0
-    }
-    own.totals[r] = total;
-    for (int64_t b = 0; b < own.blocks; b++)
-      if (own.seen[b])
-        for (int64_t i = b * KEYS; i < (b + 1) * KEYS; i += LANES)
-          store(own.scores + r * ld + i, weigh(load(own.scores + r * ld + i), top));
-    for (int64_t i = 0; i < own.ld_sums; i++) own.sums[r * own.ld_sums + i] = 0;
-  }
-  // Weights are added slot by slot, LANES rows at a time.
-  for (int64_t first = 0; first < count; first += LANES) {
-    const int64_t m = count - first < LANES ? count - first : LANES;
-    V total = get_some<Float32>(own.totals + first, m);
-    for (int64_t b = 0; b < own.blocks; b++)
-      if (own.seen[b])
-        for (int64_t i = b * KEYS; i < (b + 1) * KEYS; i += LANES) {
-          U words[LANES];
-          for (int j = 0; j < LANES; j++)
-            words[j] = j < m ? load_words(own.scores + (first + j) * ld + i) : U{};
-          transpose(words);
-          for (int j = 0; j < LANES; j++) total = total + (V)words[j];
-        }
-    put_some<Float32>(own.totals + first, total, m);
-  }
-  for (int64_t b = 0; b < own.blocks;) {
-    int64_t run = 0;  // visible blocks that fit into a level-1 cache
-    while (b + run < own.blocks && own.seen[b + run] && run * KEYS < 256) run++;
-    const int64_t start = b * KEYS,
-                  here = a.slots - start < run * KEYS ? a.slots - start : run * KEYS;
-    for (int64_t e = 0; run > 0 && e < a.value_dim; e += 2 * LANES)
-      for (int64_t first = 0; first < count; first += MAX_TOKENS) {
-        const int m = static_cast<int>(count - first < MAX_TOKENS ? count - first : MAX_TOKENS);
-        add_values<D>(m, own.scores + first * ld + start, ld,
-                      values + start * a.value_strides[2] + e, a.value_strides[2], here,
-                      a.value_dim - e, own.sums + first * own.ld_sums + e, own.ld_sums);
-      }
-    b += run > 0 ? run : 1;
-  }
-  for (int64_t r = 0; r < count; r++) {
-    float* const sums = own.sums + r * own.ld_sums;
-    const V total = splat(own.totals[r] > 0 ? own.totals[r] : 1.0f);
-    for (int64_t i = 0; i < own.ld_sums; i += LANES) store(sums + i, load(sums + i) / total);
-    emit(begin + r, sums);
+  const AttentionRows<D> rows{a, own, queries, sequence, group, begin, end - begin};
+  if (rows.count <= FEW_ROWS) {
+    attend_lanes<D>(LanesOfSlots<D>(rows), emit);
+  } else {
+    attend_lanes<D>(LanesOfRows<D>(rows), emit);
   }
 }
 
@@ -286,7 +328,7 @@ void share_rows(const Attention& a, int64_t most, int thread, int threads, Compu
   const int64_t rows = a.tokens * a.heads, units = a.sequences * a.groups,
                 chunks = (rows + most - 1) / most;
   // Later queries of a prompt see more slots, so the threads take turns.
-  if (units * chunks >= 4 * threads) {
+  if (units * chunks >= 8 * threads) {
     for (int64_t i = thread; i < units * chunks; i += threads) {
       const int64_t unit = i / chunks, begin = i % chunks * most;
       compute(unit / a.groups, unit % a.groups, begin, begin + most < rows ? begin + most : rows);

@@ -68,7 +68,7 @@ constexpr int64_t OWN_TOKENS = 4;
 template <class D, class G>
 struct Buffers {
   using T = typename D::T;
-  using QG = typename KeyPanels<D>::G;
+  using QG = typename QueryRows<D>::G;
   Rows ready;                 // [N] normalised input of a product
   Rows queries;               // [R, G, n * H]
   Rows attended;              // [N, G * H * D]
@@ -120,7 +120,7 @@ struct Buffers {
 template <class D, class G>
 class Member {
   using T = typename D::T;
-  using QG = typename KeyPanels<D>::G;
+  using QG = typename QueryRows<D>::G;
   using NG = typename Native<D>::G;
 
  public:

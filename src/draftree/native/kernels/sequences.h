@@ -48,7 +48,7 @@ void share_sequences(const Sequence* table, int64_t sequences, int64_t groups, i
     prompts |= rows > most;
   }
   // Later queries of a prompt see more slots, so the threads take turns.
-  if (prompts && chunks >= 4 * threads) {
+  if (prompts && chunks >= 8 * threads) {
     int64_t turn = 0;
     for (int64_t r = 0; r < sequences; r++) {
       const int64_t rows = (table[r + 1].first - table[r].first) * heads,

@@ -220,8 +220,8 @@ inline V power_of_2(V x) {
 }
 
 // Return e^(score - top); 0 where that is less than the smallest normal number.
-inline V weigh(V score, float top) {
-  const V x = (score - splat(top)) * splat(LOG2E), least = splat(-126.0f);
+inline V weigh(V score, V top) {
+  const V x = (score - top) * splat(LOG2E), least = splat(-126.0f);
   return x < least ? V{} : power_of_2(larger(x, least));
 }
 

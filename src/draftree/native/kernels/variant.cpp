@@ -15,6 +15,7 @@ namespace {  // no function may be shared between instruction sets
 #include "simd.h"
 #include "gemm.h"
 #include "fused_ops.h"
+#include "attention_products.h"
 #include "attention.h"
 #include "sequences.h"
 #include "layer.h"
@@ -139,7 +140,7 @@ void forward_pass(const Pass& pass, int threads) {
 
 template <class D>
 void run_attention(const Attention& a, int threads) {
-  using QG = typename KeyPanels<D>::G;
+  using QG = typename QueryRows<D>::G;
   using T = typename D::T;
   const int64_t rows = a.sequences * a.groups * a.tokens * a.heads;
   AttentionScratch sizes(nullptr, a.slots, a.key_dim, a.value_dim);
