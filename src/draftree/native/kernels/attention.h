@@ -287,11 +287,16 @@ void attend_lanes(const Lanes& rows, Emit&& emit) {
     b += run > 0 ? run : 1;
     if (run == 0) continue;
     rows.weigh_run(start, wide);
-    fetch_rows(rows.values_at(start + wide), a.value_strides[2] * SIZE, left - wide, RUN,
-               a.value_dim * SIZE);
+    // The next values are fetched in parts: many requests at once would stop the processor.
+    const int64_t calls =
+        (a.value_dim + 2 * LANES - 1) / (2 * LANES) * ((rows.count + VALUE_ROWS - 1) / VALUE_ROWS);
+    int64_t call = 0, fetched = wide;
     for (int64_t e = 0; e < a.value_dim; e += 2 * LANES)
       for (int64_t first = 0; first < rows.count; first += VALUE_ROWS) {
-        const int64_t m = rows.count - first;
+        const int64_t m = rows.count - first, until = wide + RUN * ++call / calls;
+        fetch_rows(rows.values_at(start + fetched), a.value_strides[2] * SIZE, left - fetched,
+                   until - fetched, a.value_dim * SIZE);
+        fetched = until;
         add_values<D, Lanes::OF_ROWS>(static_cast<int>(m < VALUE_ROWS ? m : VALUE_ROWS),
                                       own.weights + weight_at<Lanes::OF_ROWS>(0, first, rows.ld),
                                       rows.ld, rows.values_at(start) + e, a.value_strides[2], here,
