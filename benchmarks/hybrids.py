@@ -31,7 +31,7 @@ from draftree.batch import SequenceBatch
 from draftree.engine import Engine, cache_of, default_acceptor, load
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
-from draftree.models.recurrent.ssm_functions import PassFunctions
+from draftree.models.recurrent.replaced_functions import PassFunctions
 from draftree.models.recurrent.state_cache import States
 from draftree.request import Request
 from draftree.sampling.params import Sampling

@@ -104,7 +104,7 @@ def _of_transformers(name: str) -> str | None:
 
 
 def _is_imported() -> bool:
-    """Return whether the name is looked up by `from draftree import name`."""
+    """Return whether a statement `from draftree import name` has called `__getattr__`."""
     frame = sys._getframe(2)
     return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]
 

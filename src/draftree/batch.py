@@ -123,7 +123,7 @@ class SequenceBatch:
         self.follow(row)
 
     def follow(self, row: int) -> None:
-        """Set the committed tokens of a seated slot to the part of its prompt in the cache."""
+        """Set the committed tokens of a slot to the part of its prompt that the cache contains."""
         self.committed[row] = np.array(
             self.requests[row].prompt[: self.cache.lengths[row]], np.int64
         )
@@ -512,8 +512,8 @@ class Generation:
     stats: Stats
 
 
-class Writer(Protocol):
-    """The methods of an engine that other modules use to run requests."""
+class EngineMethods(Protocol):
+    """Declare the methods of an engine that other modules call to run requests."""
 
     @property
     def target(self) -> Target:

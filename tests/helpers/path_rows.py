@@ -17,7 +17,7 @@ from transformers import Cache
 from transformers.cache_utils import LinearAttentionLayer
 
 from draftree.models.kv_cache import SlotCache
-from draftree.models.recurrent.ssm_functions import _CURRENT_FUNCTIONS
+from draftree.models.recurrent.replaced_functions import _CURRENT_FUNCTIONS
 from draftree.models.supported_architectures import cache_argument
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree

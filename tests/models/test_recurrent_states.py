@@ -27,7 +27,7 @@ from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.models import supported_architectures
 from draftree.models.decoder import Decoder
-from draftree.models.recurrent import recurrences, ssm_functions, state_cache
+from draftree.models.recurrent import recurrences, replaced_functions, state_cache
 from draftree.models.recurrent.recurrences import Stash
 from draftree.models.recurrent.state_cache import Snapshot, States
 from draftree.models.recurrent.token_ancestors import TreePaths
@@ -140,7 +140,7 @@ MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
     "all nodes of state space duality folded": ("bamba", Stash, "move", _all_nodes),
     "all nodes of the selective scan folded": ("mamba", Stash, "move", _all_nodes),
     "the first nodes folded": ("qwen3_5_text", Stash, "move", _first_nodes),
-    "a step that is clamped in trees": ("nemotron_h", ssm_functions, "softplus", _clamped),
+    "a step that is clamped in trees": ("nemotron_h", replaced_functions, "softplus", _clamped),
 }
 
 
@@ -316,7 +316,7 @@ def test_stock_code_is_left_as_it_is(family: str) -> None:
     model = hybrid(family, torch.float32)
     module: Any = __import__("sys").modules[type(model).__module__]
     installed = {
-        name: vars(module)[name] for name in ssm_functions.NAMES.keys() & vars(module).keys()
+        name: vars(module)[name] for name in replaced_functions.NAMES.keys() & vars(module).keys()
     }
 
     def outcome() -> list[Tensor]:
@@ -365,12 +365,12 @@ def test_a_function_that_is_not_ours_is_refused(
     name: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        ssm_functions,
+        replaced_functions,
         "NAMES",
-        {other: rule for other, rule in ssm_functions.NAMES.items() if other != name},
+        {other: rule for other, rule in replaced_functions.NAMES.items() if other != name},
     )
     monkeypatch.setattr(
-        ssm_functions, "_class_of", ssm_functions._class_of.__wrapped__
+        replaced_functions, "_class_of", replaced_functions._class_of.__wrapped__
     )  # classes that were made before know the name
     decoder = Decoder(hybrid("qwen3_5_text"))
     with pytest.raises(UserError, match=f"^Qwen3_5ForCausalLM is not supported: {told}"):

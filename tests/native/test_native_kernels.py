@@ -205,3 +205,21 @@ def test_attention_has_the_same_bits_with_hidden_slots_and_other_queries(
     assert torch.equal(
         _native(q, k[:, :, kept], v[:, :, kept], mask[..., kept], 0.2, 0.0, None), whole
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_has_the_same_bits_for_any_number_of_queries(
+    variant: str, dtype: torch.dtype
+) -> None:
+    """Vectors hold slots for a few queries, else queries; several parts of 64 rows among them."""
+    slots, n = 150, 45
+    q = drawn(1, 1, 6, n, 40, dtype=dtype)
+    k, v = (drawn(seed, 1, 2, slots, 40, dtype=dtype) for seed in (2, 3))
+    hidden = torch.from_numpy(np.random.default_rng(4).random((1, 1, n, slots)) < 0.3)
+    hidden[..., :64] = False
+    hidden[..., 96:128] = True
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+    whole = _native(q, k, v, mask, 0.2, 0.0, None)
+    for first, last in ((0, 1), (3, 5), (7, 12), (20, 41)):
+        part = _native(q[:, :, first:last], k, v, mask[:, :, first:last], 0.2, 0.0, None)
+        assert torch.equal(part, whole[:, first:last])

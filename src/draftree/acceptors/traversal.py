@@ -45,18 +45,21 @@ def _accept_path(
 ) -> tuple[list[int], int]:
     """Return the accepted path that starts at a node, and the token after it.
 
-    The path is empty if the node itself is rejected. Paths below the node are tested first, in
-    sibling order. Let w be the probability that the node is accepted, p the target's distribution
-    after the node, and q the distribution from which a child x was drawn. The child is accepted
-    with probability min(1, w p(x) / q(x)). If it is rejected, p becomes norm(max(0, w p − q)) and w
-    becomes R / (R + 1 − w), where R is the mass of max(0, w p − q).
+    Let w be the probability that the node is accepted, and p the target's distribution after the
+    node. Let q be the distribution from which a child x was drawn. The children are tested first,
+    in sibling order, each with all nodes below it. A child is tested with min(1, w p(x) / q(x)) as
+    its own w. If a child's path is accepted, the result is the node and this path. If the child is
+    rejected, p becomes norm(max(0, w p − q)), and w becomes R / (R + 1 − w), where R is the mass of
+    max(0, w p − q). If all children are rejected, the node itself is accepted with probability w; a
+    root is always accepted. The token after an accepted node is then drawn from p. If the node is
+    rejected, the path is empty.
 
     Args:
         tree: the verified tree.
         node: the node to test.
-        weight: w, the probability that the node is accepted.
+        weight: w before the children are tested.
         p: the target's distributions.
-        chance: the randomness of each test and of the token.
+        chance: the source of the random draws for each test and for the token.
     """
     if weight == 0:  # then nothing below it can be kept either
         return [], -1

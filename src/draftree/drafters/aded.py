@@ -34,19 +34,20 @@ all), and the smallest count that is stored.
 @final
 @dataclass(frozen=True)
 class ADED(DatastoreMethod):
-    """An n-gram model of a corpus (eq. 1) that what was written lately makes likelier (Algorithm 2).
+    """Draft from the n-grams of a corpus (eq. 1); recent n-grams weigh more (Algorithm 2).
 
     It is meant for the policy `mcts`. It proposes no token after a context that occurs neither in
     the corpus nor in the text.
 
     - In every step each n-gram of the last `window` tokens, including the root, is counted once
-      more. Its weight is initially its share in the corpus (0 if it does not occur) and grows by
-      `increment`, up to `cap`. Neither the paper nor the official code normalises the weights. Here
-      q is a weight divided by the sum of all weights after the context, including n-grams that are
-      not stored. An n-gram that was not adapted thus keeps its share, and no q exceeds 1.
-    - The paper's "threshold for the elimination of tri-gram probability, at 12" is understood as in
-      the official code, which reads the 12 most likely successors. Understood as a count, it is the
-      setting `threshold` of a build.
+      more. Its weight is initially its share in the corpus (0 if it does not occur). Each count
+      adds `increment` to the weight, up to `cap`. Neither the paper nor the official code
+      normalises the weights. Here q is a weight divided by the sum of all weights after the
+      context, including n-grams that are not stored. An n-gram that was not adapted thus keeps its
+      share, and no q exceeds 1.
+    - The paper has a "threshold for the elimination of tri-gram probability, at 12". The official
+      code reads the 12 most likely successors, and so does this drafter (`top`). If the threshold
+      is meant as a count, the setting `threshold` of a build has this effect.
     - By Figure 2 the n-grams of the prompt are added to the matrix first. The official code reads
       only the last `window` tokens (`prompt=false`).
 

@@ -430,7 +430,7 @@ class Trainable(Drafter[State]):
         Args:
             batch: the texts.
             block: number of tokens that are drafted in one block.
-            phase: position in its block of the first token of a text.
+            phase: index that the first token of a text has within its block, 0 … block − 1.
         """
 
     @abstractmethod

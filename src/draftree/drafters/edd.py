@@ -223,9 +223,9 @@ class EDDDrafter(OneLayerDrafter):
     def commit(
         self, state: Decoding, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
     ) -> Decoding:
-        """Replace the drafted nodes in the cache by the true hidden states of the accepted tokens.
+        """Forget the step's drafted nodes, and queue the true hidden states of the accepted tokens.
 
-        The hidden states are read when the drafter drafts again.
+        When the drafter drafts again, their keys and values are computed and stored in the cache.
         """
         return replace(Decoding.empty(state.cache), unread=(*state.unread, hidden_states))
 

@@ -250,7 +250,10 @@ class Bench:
                         self.write(cell, request, last=True)
 
     def warm(self) -> None:
-        """Generate a few tokens with every cell as a warm-up before timing."""
+        """Generate a few tokens with every cell as a warm-up before timing.
+
+        A cell is a combination of drafter, policy, acceptor and temperature.
+        """
         for cell in self.cells:
             self.write(cell, shorten_request(self.requests[0]))
 

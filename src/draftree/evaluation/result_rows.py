@@ -66,7 +66,10 @@ class Totals:
 
     @classmethod
     def read(cls, row: "ResultRow", counted: Sequence[float]) -> "Totals":
-        """Return the totals of a saved row, with the given counted seconds."""
+        """Return the totals of a saved row; `counted` are the seconds [P] by the cost model.
+
+        The measured seconds are 0 if the row does not contain them.
+        """
         saved = Entries(row["per_prompt"], "per_prompt")
         columns = (saved.get(name, list[int]) for name in ("accepted", "nodes", "steps", "tokens"))
         return cls(

@@ -35,7 +35,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.aliases import OPTION, PROMPT, canonical_name, replacement_with_value, suggestion
-from draftree.batch import Writer
+from draftree.batch import EngineMethods
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError, format_value
 from draftree.hf.generate_call import GenerateCall, prompt_ids, write
@@ -119,7 +119,7 @@ class Hook:
 
     def __init__(
         self,
-        opened: Callable[[PreTrainedModel, PreTrainedModel | None], Writer],
+        opened: Callable[[PreTrainedModel, PreTrainedModel | None], EngineMethods],
         seed: int | None = None,
         streamer: BaseStreamer | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -227,7 +227,7 @@ def takes_hook_calls(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def generate(
-    engine: Writer,
+    engine: EngineMethods,
     inputs: Tensor | None,
     seed: int | None,
     streamer: BaseStreamer | None,

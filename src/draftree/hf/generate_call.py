@@ -23,7 +23,7 @@ from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 from typing_extensions import override
 
-from draftree.batch import Writer
+from draftree.batch import EngineMethods
 from draftree.errors import DraftreeWarning, UserError
 from draftree.metrics import Stats, total
 from draftree.request import Emitted, Ending, Request, Scores
@@ -308,7 +308,7 @@ class GenerateCall:
 
 
 def write(
-    engine: Writer,
+    engine: EngineMethods,
     call: GenerateCall,
     sampling: Sampling,
     streamer: BaseStreamer | None,

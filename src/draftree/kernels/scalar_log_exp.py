@@ -17,7 +17,10 @@ UNIT = 2.0**-40
 
 
 def exp(x: float) -> float:
-    """Return eˣ: 0 below −`LARGEST_EXPONENT`, the largest value above it, NaN for NaN."""
+    """Return eˣ, with x limited to at most `LARGEST_EXPONENT`.
+
+    The result is 0 if x is below −`LARGEST_EXPONENT`, and NaN if x is NaN.
+    """
     if math.isnan(x):
         return math.nan
     if x < -LARGEST_EXPONENT:

@@ -228,7 +228,8 @@ def rank_scores(rows: Array, score: Array) -> tuple[Array, Array]:
     Ranks are given in that order. Of equal scores the first comes first.
 
     Args:
-        rows: [N] the sequence of each score; the numbers are close to each other.
+        rows: [N] the sequence of each score. The use of memory grows with the range of these
+            numbers.
         score: [N] the scores.
     """
     count = len(rows)
@@ -249,12 +250,14 @@ def rank_scores(rows: Array, score: Array) -> tuple[Array, Array]:
 
 @native
 def leading(rows: Array, score: Array, k: int) -> Array:
-    """Return the indices of the k largest scores of each sequence, by sequence and falling score.
+    """Return the indices of the k largest scores of each sequence.
 
-    Of equal scores the first comes first.
+    The indices are ordered by sequence, and within a sequence by descending score. Of equal scores
+    the first comes first.
 
     Args:
-        rows: [N] the sequence of each score; the numbers are close to each other.
+        rows: [N] the sequence of each score. The use of memory grows with the range of these
+            numbers.
         score: [N] the scores.
         k: the number of scores of each sequence.
     """
@@ -284,7 +287,9 @@ def leading(rows: Array, score: Array, k: int) -> Array:
 
 @native
 def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array:
-    """Return [F, K] True at the k largest scores of each sequence; the first of equals counts.
+    """Return [F, K] whether each score is among the k largest of its sequence.
+
+    Of equal scores the first ones are chosen.
 
     Args:
         row: [N] the sequence of each of the tree's nodes.

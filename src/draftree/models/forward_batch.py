@@ -258,9 +258,16 @@ class DeviceBatch(ABC):
     def inputs(
         self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None
     ) -> dict[str, Tensor]:
-        """Return a dict of the inputs of a pass that sees `slots` cache slots.
+        """Return the tokens, positions, slots and masks of a pass, by name.
 
-        The inputs are tokens, positions, slots, and additive masks [R, 1, width, slots].
+        The masks are additive, with the shape [R, 1, width, slots].
+
+        Args:
+            given: the named tensors of the pass, which include those of the batch's `given`.
+            slots: number of cache slots that the pass sees.
+            dtype: the dtype of the masks.
+            window: number of positions that sliding-window layers see; None if no layer has a
+                window.
         """
 
 

@@ -35,7 +35,11 @@ from draftree.models.llama_gpu_layers import LlamaLayers
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.padded_pass import run_pass
 from draftree.models.recurrent.cache_probe import ShapeRecorder, StoredShapes
-from draftree.models.recurrent.ssm_functions import PassFunctions, dispatch_functions, use_functions
+from draftree.models.recurrent.replaced_functions import (
+    PassFunctions,
+    dispatch_functions,
+    use_functions,
+)
 from draftree.models.supported_architectures import (
     FULL,
     LENGTH_DEPENDENT_ROPE,

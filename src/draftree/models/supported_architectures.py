@@ -11,7 +11,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import DraftreeWarning, UserError, format_value
-from draftree.models.recurrent.ssm_functions import NAMES
+from draftree.models.recurrent.replaced_functions import NAMES
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -22,7 +22,7 @@ STATELESS = ("moe", "mlp")
 MIN_TRANSFORMERS_VERSION = (5, 23)
 """The oldest transformers whose recurrent layers are supported.
 
-Its layers call the functions of `recurrent/ssm_functions.py` with the expected arguments.
+Its layers call the functions of `recurrent/replaced_functions.py` with the expected arguments.
 """
 UNSUPPORTED_REASONS: Mapping[str, str] = {
     "minimax": "its lightning attention is computed inside the layer, with a cache of its own kind",
@@ -106,10 +106,11 @@ def _explain_unsupported(
 
 
 def entry(config: PreTrainedConfig, name: str) -> Any:
-    """Return a config's entry if its class has such an entry, else None.
+    """Return an entry of a config, or None if the config's class does not define the entry.
 
-    transformers also keeps other entries of a `config.json`, which no model of the class reads. A
-    warning names such an entry.
+    transformers keeps all entries of a `config.json`, even if no model of the class reads them. A
+    warning names the entry that is left out. Classes from outside transformers are not checked:
+    their entries are always returned.
     """
     value, kind = getattr(config, name, None), type(config)
     if not value or _has(kind, name) or not kind.__module__.startswith("transformers."):

@@ -152,7 +152,7 @@ class DeviceGrowth:
         return top_indices(worth, self.layer or worth.shape[1]).sort(dim=1).values
 
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose the nodes of a layer that are expanded next.
+        """Choose the nodes of a layer that the drafter expands next.
 
         Args:
             added: M, the number of nodes in the layer.
@@ -160,8 +160,9 @@ class DeviceGrowth:
             nodes: the draft trees including the layer, whose nodes come last.
 
         Returns:
-            The indices [R, F] of these nodes within the layer, best first; whether each of them is
-            really expanded; and the new `Nodes.known`.
+            The indices [R, F] of the chosen nodes within the layer, best first, or in their order
+            if `frontier` is None; [R, F] whether each of them is really expanded; and the new
+            values of the policy's parameters, `Nodes.known`.
         """
         score = nodes.score[:, -added:]
         if self.frontier is None:

@@ -189,9 +189,10 @@ def _exp(x: Tensor) -> Tensor:
 
 
 def _sums(values: Tensor) -> Tensor:
-    """Return the running sums of values that are rounded as by `scalar_log_exp.round_to_unit`.
+    """Round values as `scalar_log_exp.round_to_unit` does, and return their running sums.
 
-    The sums are exact, so that their bits do not depend on the order in which a device adds.
+    The sums of rounded values are exact, so their bits do not depend on the order in which a device
+    adds.
     """
     return (values + UNIT_ROUNDING - UNIT_ROUNDING).cumsum(0)
 

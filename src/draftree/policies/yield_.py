@@ -353,12 +353,15 @@ class Yield(Policy):
 
 @dataclass(frozen=True)
 class _Budget:
-    """The value of a second in tokens, and the seconds that the regret budget allows.
+    """Hold the price of time in a step, and the time that the step may still cost.
+
+    The time is limited by the regret budget. This is the time by which a run may still fall behind
+    plain decoding.
 
     Attributes:
         costs: the costs of the step.
         rows: R, the number of sequences.
-        rate: λ in tokens per second.
+        rate: λ in tokens per second, the value of a second.
         left: seconds that the step may still cost in addition to a pass over the roots.
     """
 

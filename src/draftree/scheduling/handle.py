@@ -74,11 +74,11 @@ class PartialPrompt:
 
     @property
     def rest(self) -> float:
-        """Return the number of tokens that may be read when the prompt joins the batch.
+        """Return the largest number of unread tokens with which the prompt may join the batch.
 
-        Joining copies the cache of the tokens that were read. For a prompt in several chunks only
-        `MAX_REMAINING_TOKENS` tokens may be left then, so that this step takes no longer than other
-        steps.
+        The step in which it joins reads these tokens, and copies the cache of the tokens that were
+        read before. If the prompt was read in several chunks, the number is `MAX_REMAINING_TOKENS`,
+        so that this step takes no longer than other steps. Otherwise it is infinite.
         """
         return MAX_REMAINING_TOKENS if len(self.hidden_states) > 1 else math.inf
 

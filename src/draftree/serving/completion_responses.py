@@ -165,7 +165,14 @@ class Answer:
     def chunk(
         self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return one piece of a streamed answer with the difference of one text."""
+        """Return the data of one event of a streamed answer, which adds `delta` to one text.
+
+        Args:
+            index: the index of the text in the answer.
+            delta: the addition to the text.
+            text: the text so far.
+            more: other fields of the event, by name.
+        """
         told: dict[str, Any] = {}
         if delta.content:
             told["content"] = delta.content

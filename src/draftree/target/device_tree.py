@@ -226,7 +226,11 @@ class Layers(ABC):
 
     @abstractmethod
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
-        """Return the trees with another layer below the `count` nodes that are fed next."""
+        """Return the trees with another layer, below the last `count` nodes of `nodes.fed`.
+
+        The drafter computes logits after these nodes, and `choose` adds their children to the
+        trees.
+        """
 
     @abstractmethod
     def state(self, fed: Sequence[Ints]) -> Any:

@@ -34,7 +34,8 @@ def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
     Args:
         decoder: the model, on its final device.
         loading: the options. By default a large model uses native kernels if they support it. The
-            generic variant is first timed against the model's own layers.
+            variant `GENERIC` is timed against the model's own layers first, and is used only if it
+            is faster.
     """
     if is_spread(decoder.model):
         return False

@@ -113,7 +113,10 @@ class HiddenStates:
     top: Tensor | None = None
 
     def take(self, index: Ints) -> Self:
-        """Return the internals of selected tokens; `probe_logits` and `top` stay unchanged."""
+        """Return the hidden states and other internals of the tokens at the given indices.
+
+        `probe_logits` and `top` stay unchanged.
+        """
         if np.array_equal(
             index, np.arange(len(index))
         ):  # the first tokens, as in an accepted chain, need no copy

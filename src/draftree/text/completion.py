@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from draftree.aliases import RESULT, TOKEN
-from draftree.batch import Writer
+from draftree.batch import EngineMethods
 from draftree.data.prompts import Prompt, Prompts, ids_of, prompts_of
 from draftree.errors import HintingText, UserError, format_value
 from draftree.metrics import Stats
@@ -240,7 +240,7 @@ class Writing:
     """
 
     def __init__(
-        self, engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False
+        self, engine: EngineMethods, prompt: Prompt | Prompts, options: Options, alone: bool = False
     ) -> None:
         batch = prompts_of(prompt)
         if alone and batch is not None:
@@ -323,7 +323,7 @@ class Writing:
 
 
 async def complete(
-    engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False
+    engine: EngineMethods, prompt: Prompt | Prompts, options: Options, alone: bool = False
 ) -> Any:
     """Return a completion; each step runs in a worker thread.
 
@@ -336,7 +336,9 @@ async def complete(
     return writing.result
 
 
-async def stream(engine: Writer, prompt: Prompt, options: Options) -> AsyncGenerator[Token, None]:
+async def stream(
+    engine: EngineMethods, prompt: Prompt, options: Options
+) -> AsyncGenerator[Token, None]:
     """Yield the tokens of a text, each step in a worker thread."""
     writing = await in_thread(lambda: Writing(engine, prompt, options, alone=True))
     with closing(writing):

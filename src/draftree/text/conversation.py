@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 from draftree.aliases import CONVERSATION
-from draftree.batch import Writer
+from draftree.batch import EngineMethods
 from draftree.data.prompts import add_system_message, is_chat
 from draftree.data.readers import Messages
 from draftree.errors import Hinting, UserError, format_value
@@ -34,7 +34,7 @@ class Conversation(Hinting):
         "a Conversation has no items of its own: conversation.messages is the list of its messages"
     )
 
-    engine: Writer
+    engine: EngineMethods
     messages: Messages = field(default_factory=list)
     options: Options = field(default_factory=Options)
 
@@ -99,7 +99,7 @@ class Conversation(Hinting):
 
 
 def start_conversation(
-    engine: Writer, system: str | None, messages: Messages | None, options: Mapping[str, Any]
+    engine: EngineMethods, system: str | None, messages: Messages | None, options: Mapping[str, Any]
 ) -> Conversation:
     """Return a conversation that continues messages, after an optional system message.
 

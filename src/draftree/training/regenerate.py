@@ -286,7 +286,18 @@ def answer_rows(
     def next_row(
         number: int, said: GeneratedText | None, put: Callable[[PendingPrompt], None]
     ) -> Row | None:
-        """Queue the next question of a prompt; if it has none left, return the prompt's row."""
+        """Pass an answer to a prompt's talk, and queue the next text or chat that it asks for.
+
+        Texts and chats that do not fit the limits are skipped: the talk gets no answer to them.
+
+        Args:
+            number: the number of the prompt.
+            said: the last answer; None at the start.
+            put: adds an entry to the queue.
+
+        Returns:
+            The finished row if the talk has ended, else None.
+        """
         try:
             content = talks[number].send(said)
             while not 0 < len(ids := _ids(target.tokenizer, content)) < longest:

@@ -140,9 +140,11 @@ class Adjacency:
         return self._plus(*other.newest_lines()) if other.size else self
 
     def newest_lines(self) -> tuple[Int32s, Int32s, Int32s]:
-        """Return the tokens [N] that have a line, their successors [N, K], and counts [N].
+        """Return the newest line of each token that has a line.
 
-        A count is the number of times in a row that the first successor was confirmed.
+        Returns:
+            The tokens [N]; their successors [N, K]; and the counts [N]. A count is the number of
+            times in a row that the first successor was confirmed.
         """
         lines, size = self.lines, self.size
         last = size - 1 - np.unique(lines.tokens[:size][::-1], return_index=True)[1]

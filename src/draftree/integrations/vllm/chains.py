@@ -103,13 +103,13 @@ class Figures:
     Attributes:
         calls: number of calls.
         requests: number of times that a request was started, including resumed ones.
-        resumed: number of times that a request was started again, because its text did not continue
-            the one for which was drafted.
+        resumed: number of times that a request was started again. This happens if its text does not
+            continue the text for which tokens were drafted.
         drafted: number of drafted tokens.
         accepted: number of accepted drafted tokens.
         steps: number of verifications, counted for each request, including those without drafts.
         seconds: seconds spent in the proposer.
-        timed: number of steps of vLLM from whose times costs were learnt.
+        timed: number of vLLM's steps whose times were used to learn costs.
     """
 
     calls: int = 0

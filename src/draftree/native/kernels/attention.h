@@ -6,7 +6,8 @@
 // depend on the slots that keys are in, on hidden slots between them, or on other queries.
 //
 // A row is a query of one head. Rows are computed together with all others that share keys, `head`
-// fastest. The lanes of a vector are rows, and of a few rows slots: both give the same bits.
+// fastest. The lanes of a vector hold rows, or slots where there are few rows. Both layouts give
+// the same bits.
 
 // Rows that are computed at a time: all rows of a tree share one reading of the keys and values, as
 // long as their scores take some megabytes at most.
@@ -91,6 +92,7 @@ struct AttentionRows {
     return left > 0 ? get_typed(a.mask_dtype, a.mask, at, left) : V{};
   }
 
+  // What the rows see of a block, of which `here` slots exist.
   Visibility visibility(int64_t start, int64_t here) const {
     const V below = splat(a.hidden_below);
     bool seen = false, plain = here == KEYS && a.cap <= 0;
@@ -108,7 +110,7 @@ struct AttentionRows {
     return !seen ? NOTHING : plain ? ALL : MASKED;
   }
 
-  // Scores of a block's visible slots, scaled, capped and masked.
+  // Return scores, which are scaled and capped products plus the mask; UNSEEN for hidden slots.
   V masked(V products, V mask, I exists) const {
     V score = products * splat(a.scale);
     if (a.cap > 0)
@@ -251,6 +253,7 @@ struct LanesOfSlots : AttentionRows<D> {
   }
 };
 
+// Compute rows whose lanes are given; see `attend_rows`.
 template <class D, class Lanes, class Emit>
 void attend_lanes(const Lanes& rows, Emit&& emit) {
   constexpr auto SIZE = static_cast<int64_t>(sizeof(typename D::T));
@@ -287,7 +290,7 @@ void attend_lanes(const Lanes& rows, Emit&& emit) {
     b += run > 0 ? run : 1;
     if (run == 0) continue;
     rows.weigh_run(start, wide);
-    // The next values are fetched in parts: many requests at once would stop the processor.
+    // The next values are fetched in parts: many requests at once would stall the processor.
     const int64_t calls =
         (a.value_dim + 2 * LANES - 1) / (2 * LANES) * ((rows.count + VALUE_ROWS - 1) / VALUE_ROWS);
     int64_t call = 0, fetched = wide;

@@ -1,3 +1,4 @@
+// The binding of the kernels to Python.
 #pragma once
 #include <nanobind/nanobind.h>
 

@@ -1,3 +1,4 @@
+// Binds the loops of each file to Python.
 #define DRAFTREE_IMPORTS_NUMPY
 #include "numpy_arrays.h"
 #include "bind_loops.h"
@@ -8,7 +9,7 @@ void bind_tree_growth(nanobind::module_& m);
 void bind_tree_paths(nanobind::module_& m);
 void bind_tree_verification(nanobind::module_& m);
 void bind_candidate_fusion(nanobind::module_& m);
-void bind_token_distributions(nanobind::module_& m);
+void bind_vocabulary_loops(nanobind::module_& m);
 
 void bind_loops(nanobind::module_& m) {
   if (PyArray_ImportNumPyAPI() < 0) throw nanobind::python_error();
@@ -16,7 +17,7 @@ void bind_loops(nanobind::module_& m) {
   bind_tree_paths(m);
   bind_tree_verification(m);
   bind_candidate_fusion(m);
-  bind_token_distributions(m);
+  bind_vocabulary_loops(m);
 }
 
 }  // namespace draftree

@@ -1,3 +1,4 @@
+// The binding of the loops over trees, distributions and texts to Python.
 #pragma once
 #include <nanobind/nanobind.h>
 

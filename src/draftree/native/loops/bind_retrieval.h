@@ -1,3 +1,4 @@
+// The binding of the retrieval loops to Python.
 #pragma once
 #include <nanobind/nanobind.h>
 

@@ -1,3 +1,4 @@
+// Allocation of NumPy arrays for results; see buffer_arrays.h.
 #include "buffer_arrays.h"
 
 namespace draftree {

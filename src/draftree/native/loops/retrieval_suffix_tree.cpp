@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "node_column_order.h"
+#include "node_columns.h"
 #include "retrieval_common.h"
 
 namespace draftree {

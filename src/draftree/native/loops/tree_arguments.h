@@ -2,7 +2,7 @@
 #pragma once
 #include <array>
 
-#include "node_column_order.h"
+#include "node_columns.h"
 #include "numpy_arrays.h"
 
 namespace draftree {

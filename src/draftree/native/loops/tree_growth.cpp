@@ -10,7 +10,7 @@
 #include "bind_loops.h"
 #include "log_exp.h"
 #include "tree_arguments.h"
-#include "order.h"
+#include "falling_order.h"
 
 namespace nb = nanobind;
 

@@ -137,7 +137,7 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T
 
 }  // namespace
 
-void bind_token_distributions(nb::module_& m) {
+void bind_vocabulary_loops(nb::module_& m) {
   m.def("entropies", &entropies);
   m.def("largest", &largest);
   m.def("confidences", &confidences);
