@@ -78,14 +78,19 @@ def exact_attention(  # noqa: PLR0913  the signature of transformers' attention 
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     mask = to_additive_mask(query, key.shape[2], attention_mask, position_bias, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    native = (
-        transformer_kernels.core is not None
-        and query.device.type == "cpu"
-        and query.dtype in transformer_kernels.DTYPES
-    )
-    native = native and query.dtype is key.dtype is value.dtype and not query.requires_grad
-    how = _native if native else _in_float64
+    how = _native if supports_native_attention(query, key, value) else _in_float64
     return how(query, key, value, mask, scale, softcap or 0.0, s_aux).to(query.dtype), None
+
+
+def supports_native_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether native kernels compute the attention of some queries."""
+    given = (query, key, value)
+    return (
+        transformer_kernels.core is not None
+        and query.dtype in transformer_kernels.DTYPES
+        and all(t.device.type == "cpu" and t.dtype is query.dtype for t in given)
+        and not any(t.requires_grad for t in given)
+    )
 
 
 def to_additive_mask(

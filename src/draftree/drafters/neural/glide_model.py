@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from draftree.drafters.neural.llama_modules import CACHE
+from draftree.models.invariant_attention import exact_attention, supports_native_attention
 from draftree.models.supported_architectures import LENGTH_DEPENDENT_ROPE
 from draftree.target.target import Target
 
@@ -125,14 +126,16 @@ class CrossAttention(nn.Module):
             self.q_proj(states).unflatten(-1, (self.view.heads, self.view.key)).transpose(1, 2)
         )
         queries = self._rotate(queries, positions)
-        keys, values = (repeat_kv(t.to(queries.dtype), self.view.heads // t.shape[1]) for t in kv)
-        some = visible.any(
-            -1, keepdim=True
-        )  # a softmax over nothing would be NaN, in the gradient too
-        mixed = (
-            scaled_dot_product_attention(queries, keys, values, attn_mask=visible | ~some) * some
-        )
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2).to(states.dtype))
+        keys, values = (t.to(queries.dtype) for t in kv)
+        if supports_native_attention(queries, keys, values):
+            mixed, _ = exact_attention(self, queries, keys, values, visible)
+        else:
+            keys, values = (repeat_kv(t, self.view.heads // t.shape[1]) for t in (keys, values))
+            # A softmax over nothing would be NaN, in the gradient too.
+            some = visible.any(-1, keepdim=True)
+            mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=visible | ~some)
+            mixed = (mixed * some).transpose(1, 2)
+        out: Tensor = self.o_proj(mixed.flatten(2).to(states.dtype))
         return out
 
     def _rotate(self, queries: Tensor, positions: Tensor) -> Tensor:
