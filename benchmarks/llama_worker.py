@@ -38,6 +38,10 @@ SIZE = 2048
 """Bytes that hold the parameters of any version; they are passed in memory, so more do no harm."""
 
 
+LONGEST = 8448
+"""Tokens of the cache when passes are timed: 8,192 of context, and a pass behind them."""
+
+
 class Params(Structure):
     """Parameters of a model or context, whose first entries are known."""
 
@@ -130,7 +134,7 @@ class Model:
         self.llama.llama_synchronize(self.context)
 
     def forget(self, length: int = 0) -> None:
-        """Empty the cache behind its first `length` tokens."""
+        """Remove all tokens from the cache but the first `length`."""
         if length:
             self.llama.llama_memory_seq_rm(self.memory, 0, length, -1)
         else:
@@ -154,21 +158,21 @@ def scores(path: str, threads: int, windows: list[list[int]]) -> list[list[float
 
 def time_passes(path: str, threads: int, answer: Callable[[dict[str, Any]], None]) -> None:
     """Answer the requests of passes.py: milliseconds of passes and prompts."""
-    model, filled = Model(path, threads, 8448, 512), 0
+    model = Model(path, threads, LONGEST, 512)
+    filled = 0
     answer({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
         prompt = "prompt" in request
-        context, count = (
-            0 if prompt else request["context"],
-            request["prompt" if prompt else "tokens"],
-        )
+        context = 0 if prompt else request["context"]
+        count = request["prompt" if prompt else "tokens"]
         if filled != context or prompt:
             model.forget()
             if context:
                 model.decode([i % model.vocab for i in range(context)], 0, logits=False)
             filled = context
-        tokens, found = [(context + i) % model.vocab for i in range(count)], []
+        tokens = [(context + i) % model.vocab for i in range(count)]
+        found = []
         for _ in range(request["repeats"]):
             start = time.perf_counter()
             model.decode(tokens, context, logits=not prompt)

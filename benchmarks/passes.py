@@ -2,7 +2,7 @@
 
     python benchmarks/passes.py --dtype bfloat16 --variant avx2 --checkout ../before --out passes.json
     python benchmarks/passes.py --dtype bfloat16 --variant avx2 --program 'prototype=./gemm_avx2' --out paired.json
-    python benchmarks/passes.py --quantize int4 --llama ENV/bin/python --prompt 2000 --out llama.json
+    python benchmarks/passes.py --quantize int4 --llama ENV/bin/python --prompt 2000 --out l.json
     python benchmarks/passes.py --context 0 8000 --tokens 16 --out far.json
     python benchmarks/passes.py --shape llama-1b --quantize int4 --tokens 1 8 16 --out shapes.json
 
@@ -10,9 +10,10 @@ Every way is a process of its own, which loads the target once and then waits. I
 way answers in turn, so that a change of the machine's speed affects all of them; the others are
 idle meanwhile. Figures are medians over the rounds, in milliseconds. `native` is the default
 kernels, `stock` is torch's; a checkout runs with the Python of its `.venv`. llama.cpp has files of
-the same weights, in the dtype that is asked for and in Q4_0, the head in Q8_0 there. A program
-prints lines `NAME n=TOKENS … X ms`, as the prototypes of kernels do. The floor is the larger of the bytes over
-the speed at which this machine reads memory and the operations over that at which it multiplies.
+the same weights: one in the dtype that is asked for, and with four bits one in Q4_0, whose head is
+in Q8_0. A program prints lines `NAME n=TOKENS … X ms`, as the prototypes of kernels do. The floor
+is the larger of two times: the bytes over the speed at which this machine reads memory, and the
+operations over the speed at which it multiplies.
 """
 
 import argparse

@@ -286,7 +286,7 @@ def answer_rows(
     def next_row(
         number: int, said: GeneratedText | None, put: Callable[[PendingPrompt], None]
     ) -> Row | None:
-        """Pass an answer to a prompt's talk, and queue the next text or chat that it asks for.
+        """Pass an answer to a prompt's talk, and queue the next text or chat of the talk.
 
         Texts and chats that do not fit the limits are skipped: the talk gets no answer to them.
 
