@@ -42,6 +42,9 @@ from draftree.evaluation.result_rows import save
 from draftree.evaluation.teacher_forcing import take_evenly
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.int4_linear import GROUP, Int4Linear
+from draftree.models.native_linear import NativeLinear
+from draftree.models.packed_linear import KernelLinear
+from draftree.native.transformer_kernels import INT8_GROUP
 
 Scores = NDArray[np.float64]
 """Negative log-likelihoods [W, n] of the tokens of W windows."""
@@ -210,6 +213,16 @@ def bits_of_layers(target: Target) -> float:
     return max(found)
 
 
+def bits_of_head(target: Target) -> float:
+    """Return the bits of a weight in a target's LM head."""
+    model: Any = target.decoder.model
+    head = model.get_output_embeddings()
+    kernel = head.kernel if isinstance(head, KernelLinear) else None
+    if isinstance(kernel, NativeLinear) and kernel.eight_bits:
+        return 8 + 32 / INT8_GROUP
+    return 8.0 * head.weight.element_size()
+
+
 def row(way: str, bits: tuple[float, float], found: Scores, reference: Scores) -> dict[str, Any]:
     """Return the perplexity of a way, and its quotient with the reference's.
 
@@ -221,7 +234,7 @@ def row(way: str, bits: tuple[float, float], found: Scores, reference: Scores) -
     return {
         "way": way,
         "bits of layers": bits[0],
-        "bits of head and embedding": bits[1],
+        "bits of head": bits[1],
         "perplexity": round(math.exp(found.mean()), 4),
         "quotient [95 %]": f"{math.exp(apart.mean()):.3f} [{low:.3f}, {high:.3f}]",
     }
@@ -257,7 +270,8 @@ def measured(
         "4 bits, native kernels off": {"compile": False, "quantize": "int4"},
     }.items():
         target = Target.load(source, dtype="bfloat16", **how)
-        found[f"draftree: {name}"] = (bits_of_layers(target), 16.0), scores(target, windows)
+        bits = bits_of_layers(target), bits_of_head(target)
+        found[f"draftree: {name}"] = bits, scores(target, windows)
         print(f"draftree: {name}", math.exp(found[f"draftree: {name}"][1].mean()), flush=True)
     rows = [row(way, bits, each, found[REFERENCE][1]) for way, (bits, each) in found.items()]
     return rows, target

@@ -280,6 +280,34 @@ def test_fused_weights_are_those_of_layers_apart(four: bool) -> None:
         assert torch.equal(mine.logits, theirs.logits)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_of_four_bit_layers_has_eight(tied: bool) -> None:
+    """Its logits are those of the whole head up to rounding, at every width with the same bits."""
+    model = model_of("llama", torch.bfloat16, tie_word_embeddings=tied)
+    weight = model.get_output_embeddings().weight.clone()
+    round_to_four_bits(model)
+    whole, rounded = Decoder(copy.deepcopy(model)), Decoder(model)
+    assert choose_kernels(whole, Loading(compile=True))
+    assert choose_kernels(rounded, Loading(compile=True, quantize="int4"))
+    head: Any = model.get_output_embeddings()
+    assert head.kernel.eight_bits
+    assert torch.equal(head.weight, weight)
+    assert (head.weight is model.get_input_embeddings().weight) == tied
+    for mine, theirs in zip(passes(rounded), passes(whole), strict=True):
+        off = (mine.logits - theirs.logits).float().norm() / theirs.logits.float().norm()
+        assert 1e-3 < off < 0.02  # 127 steps of weights and of activations
+    states = torch.randn(9, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits = rounded.head(states)
+    assert all(torch.equal(rounded.head(states[i : i + 1])[0], logits[i]) for i in range(9))
+    ids = torch.tensor([3, 70, 8])
+    assert torch.equal(rounded.head_for(ids)(states), logits[:, ids])
+
+
+def test_other_heads_stay_whole() -> None:
+    head: Any = both("llama", torch.bfloat16)[1].model.get_output_embeddings()
+    assert not head.kernel.eight_bits
+
+
 def test_frequencies_of_fused_layers_change_with_the_length_of_the_text() -> None:
     values = CROSSING["longrope"][1]
     parameters = {

@@ -64,12 +64,14 @@ def test_linear_with_every_tail(variant: str, dtype: torch.dtype, outputs: int) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("four", [False, True])
+@pytest.mark.parametrize("bits", [4, 8, None])
 def test_a_token_has_the_same_bits_at_every_width(
-    variant: str, dtype: torch.dtype, four: bool
+    variant: str, dtype: torch.dtype, bits: int | None
 ) -> None:
     weight, rows = drawn(1, 80, 96, dtype=dtype), drawn(2, 300, 96, dtype=dtype)
-    if four:
+    if bits == 8:
+        packed, code = transformer_kernels.pack_int8(weight), transformer_kernels.INT8
+    elif bits == 4:
         numbers, scales = torch.randint(0, 16, (80, 96)), drawn(3, 3, 80, 2, dtype=torch.bfloat16)
         packed, code = transformer_kernels.pack_int4(numbers, scales), transformer_kernels.INT4
     else:
@@ -103,6 +105,40 @@ def test_four_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
     ties = (
         units.expand_as(groups).flatten(1) @ weight.abs().T
     ) * 0.02  # numbers that float32 rounds the other way
+    bound = 20 * UNIT * sizes + torch.finfo(dtype).eps * wanted.abs() + ties
+    assert ((made - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [1, 8, 33, 80])
+def test_eight_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
+    """Weights and activations are rounded to 127 steps of the largest of their group.
+
+    Everything else is exact up to float32's sums. The largest products do not overflow.
+    """
+    weight, rows = drawn(1, outputs, 96, dtype=dtype), drawn(2, 11, 96, dtype=dtype)
+    weight[0], rows[0] = 3, 2
+    rows[1] = -2
+    weight[outputs // 2, 32:64] = 0
+    packed = transformer_kernels.pack_int8(weight)
+    made = transformer_kernels.linear(
+        layer_of(packed, weight, None, transformer_kernels.INT8), rows
+    )
+
+    def rounded(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        groups = values.double().unflatten(1, (3, 32))
+        units = groups.abs().amax(2, keepdim=True) / 127
+        whole = torch.round(groups / units.clamp_min(torch.finfo(torch.float64).tiny))
+        return (whole * units).flatten(1), units.expand_as(groups).flatten(1)
+
+    (weights, steps), (inputs, units) = rounded(weight), rounded(rows)
+    # Numbers so near the middle of two steps that float32 may round them the other way.
+    near = [
+        ((values.double() / unit.clamp_min(1e-300)) % 1 - 0.5).abs() < 2e-5
+        for values, unit in ((weight, steps), (rows, units))
+    ]
+    ties = (units * near[1]) @ weights.abs().T + inputs.abs() @ (steps * near[0]).T
+    wanted, sizes = inputs @ weights.T, inputs.abs() @ weights.abs().T
     bound = 20 * UNIT * sizes + torch.finfo(dtype).eps * wanted.abs() + ties
     assert ((made - wanted).abs() <= bound).all()
 

@@ -32,21 +32,32 @@ class NativeLinear:
     Args:
         weight: [E, K] the weight, which must not change.
         bias: [E] the bias; None for none.
+        eight_bits: whether to round the weight to eight bits in groups of 32 inputs. K must be a
+            multiple of 32.
 
     Attributes:
         record: the weight in the form that the kernels read.
         wide: E, the number of outputs.
+        eight_bits: whether the weight is rounded to eight bits.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._packed = transformer_kernels.pack(weight)
-        self._bias = bias
-        self._dtype = weight.dtype
-        self.wide, self._inputs = weight.shape
-        sizes = self._inputs, self.wide, transformer_kernels.code_of(weight.dtype)
-        self.record: Any = transformer_kernels.core.Linear(
-            address(self._packed), address(bias), *sizes
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, eight_bits: bool = False
+    ) -> None:
+        self.eight_bits = eight_bits
+        code = transformer_kernels.INT8 if eight_bits else transformer_kernels.code_of(weight.dtype)
+        self._packed = (transformer_kernels.pack_int8 if eight_bits else transformer_kernels.pack)(
+            weight
         )
+        self._bias = bias
+        self.wide, inputs = weight.shape
+        self.record: Any = transformer_kernels.core.Linear(
+            address(self._packed), address(bias), inputs, self.wide, code
+        )
+
+    def with_rows(self, weight: Tensor, bias: Tensor | None) -> "NativeLinear":
+        """Return a product with other weights [E′, K] that are rounded as these are."""
+        return NativeLinear(weight, bias, self.eight_bits)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the outputs […, E] for inputs […, K]."""

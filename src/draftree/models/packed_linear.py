@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from draftree.models.kernel_names import Kernels
 from draftree.models.native_linear import NativeLinear, can_pack
@@ -49,6 +50,10 @@ class Packed:
         self._bias = bias
         self._blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
+    def with_rows(self, weight: Tensor, bias: Tensor | None) -> "Packed":
+        """Return a product with other weights [E′, D]."""
+        return Packed(weight, bias)
+
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the outputs […, E] for inputs […, D]."""
         made: Tensor = torch.ops.mkldnn._linear_pointwise.default(
@@ -65,13 +70,15 @@ class KernelLinear(nn.Linear):
 
     Args:
         linear: the layer that it replaces; its weight and bias must not change.
-        kind: the class of the kernel.
+        kind: makes the kernel from the weight and the bias.
 
     Attributes:
         kernel: multiplies inputs by the weight and adds the bias.
     """
 
-    def __init__(self, linear: nn.Linear, kind: type[Packed] | type[NativeLinear]) -> None:
+    def __init__(
+        self, linear: nn.Linear, kind: Callable[[Tensor, Tensor | None], Packed | NativeLinear]
+    ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
@@ -126,6 +133,20 @@ def use_kernels(
                 setattr(parent, name, made[child])
                 if id(child.weight) not in looked_up:
                     drop_pages(child.weight)
+
+
+def round_head(model: PreTrainedModel) -> None:
+    """Let a model's LM head multiply by its weight in eight bits, if native kernels support it.
+
+    The weight itself stays as it is, for an embedding that shares it and for drafters. The model's
+    layers must run on native kernels, so that their sizes are multiples of a group's 32.
+    """
+    head: Any = model.get_output_embeddings()
+    if type(head) is nn.Linear and can_pack(head.weight, head.bias):
+        model.set_output_embeddings(KernelLinear(head, partial(NativeLinear, eight_bits=True)))
+        embedding: Any = model.get_input_embeddings()
+        if embedding.weight is not head.weight:
+            drop_pages(head.weight)
 
 
 def drop_pages(weight: Tensor) -> None:
@@ -184,7 +205,7 @@ def make_row_product(
     """
     if not isinstance(head, KernelLinear):
         return lambda states: linear(states, weight, bias)
-    by = type(head.kernel)(weight, bias)
+    by = head.kernel.with_rows(weight, bias)
     return lambda states: linear(states, weight, bias) if states.requires_grad else by(states)
 
 

@@ -21,6 +21,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that the kernels support, in the order of their codes."""
 INT4 = len(DTYPES)
 """The code of four-bit weights."""
+INT8 = INT4 + 1
+"""The code of eight-bit weights."""
+INT8_GROUP = 32
+"""The number of inputs that share a step in eight-bit weights."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -145,6 +149,19 @@ def pack_int4(numbers: Tensor, scales: Tensor) -> Tensor:
     core.pack_int4(
         address(numbers), address(scales), outputs, inputs, address(packed), thread_count()
     )
+    return packed
+
+
+def pack_int8(weight: Tensor) -> Tensor:
+    """Round a weight [E, K] to eight bits, and convert it to the kernels' layout, as bytes.
+
+    Each group of 32 inputs has a step in float32: its largest weight is 127 steps. K is a multiple
+    of 32.
+    """
+    outputs, inputs = weight.shape
+    weight, code = weight.detach().contiguous(), code_of(weight.dtype)
+    packed = _ARENA.take(core.packed_bytes(INT8, outputs, inputs))
+    core.pack_int8(code, address(weight), outputs, inputs, address(packed), thread_count())
     return packed
 
 

@@ -14,7 +14,7 @@ from draftree.models.fused_cpu_modules import replace_modules
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs
 from draftree.models.kernel_names import GROUPED
 from draftree.models.model_runner import ModelRunner
-from draftree.models.packed_linear import TIMED_BATCH_SIZES, use_kernels
+from draftree.models.packed_linear import TIMED_BATCH_SIZES, round_head, use_kernels
 from draftree.native import variant
 from draftree.target.load_options import Loading
 from draftree.utils.hardware import second_is_faster
@@ -46,6 +46,8 @@ def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
     native = native and decoder.use_native_kernels()
     if native and loading.compile is None and variant() == GENERIC and not _is_faster(decoder):
         decoder.runner, native = decoder.hf, False
+    if native and loading.quantize == "int4":
+        round_head(decoder.model)
     inside = {part for layer in decoder.layers for part in layer.modules()} if native else set()
     use_kernels(decoder.model, loading.kernels or ("native" if native else None), inside)
     replace_modules(decoder.model, loading.kernels, inside)

@@ -111,7 +111,8 @@ class Loading(Source):
             draftree (`invariant_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
         quantize: int8 to let torchao round the weights to 8 bits as they are loaded; int4 for 4
-            bits in groups of 32, only on a CPU and in bfloat16 (`int4_linear.py`).
+            bits in groups of 32, only on a CPU and in bfloat16 (`int4_linear.py`). With native
+            kernels the LM head then has 8 bits (`native_linear.py`), else 16.
         exactness: `bits` makes a token's logits bitwise the same alone, in a tree and in a batch,
             in any precision. It uses the attention `draftree` and batch-invariant layers
             (`batch_invariant.py`). `ties` leaves attention and layers as they are: if two tokens

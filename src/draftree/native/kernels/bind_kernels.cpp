@@ -118,6 +118,7 @@ void bind_kernels(nb::module_& m) {
   m.attr("BFLOAT16") = static_cast<int>(BFLOAT16);
   m.attr("FLOAT16") = static_cast<int>(FLOAT16);
   m.attr("INT4") = static_cast<int>(INT4);
+  m.attr("INT8") = static_cast<int>(INT8);
   m.attr("PROJECT") = static_cast<int>(PROJECT);
   m.attr("FINISH") = static_cast<int>(FINISH);
 
@@ -282,6 +283,16 @@ void bind_kernels(nb::module_& m) {
       },
       "numbers"_a, "scales"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a,
       "Pack numbers 0 to 15 with their steps and middles.");
+  m.def(
+      "pack_int8",
+      [](int32_t type, Address weight, int64_t outputs, int64_t inputs, Address packed,
+         int threads) {
+        nb::gil_scoped_release release;
+        use_huge_pages(packed, chosen->packed_bytes(INT8, outputs, inputs));
+        chosen->pack_int8(type, pointer(weight), outputs, inputs, pointer(packed), threads);
+      },
+      "type"_a, "weight"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a,
+      "Round a weight to eight bits and pack it.");
   m.def(
       "linear",
       [](const Linear& layer, int32_t dtype, Address input, int64_t tokens, Address output,

@@ -10,15 +10,16 @@
 
 namespace draftree {
 
-enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT4 = 3 };
+enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT4 = 3, INT8 = 4 };
 
-// A linear layer y = x W^T + b. `weight` was written by `Kernels::pack` or `Kernels::pack_int4`.
+// A linear layer y = x W^T + b. `weight` was written by `Kernels::pack`, `pack_int4` or
+// `pack_int8`.
 struct Linear {
   const void* weight = nullptr;
   const void* bias = nullptr;  // [outputs] in the dtype of the model, or null
   int64_t inputs = 0;
   int64_t outputs = 0;
-  int32_t type = FLOAT32;  // of the weight: the model's dtype, or INT4
+  int32_t type = FLOAT32;  // of the weight: the model's dtype, INT4 or INT8
 };
 
 // RMSNorm; a null weight stands for no norm.
@@ -119,6 +120,10 @@ struct Kernels {
   // of number 8 in bfloat16, [inputs / 32, outputs, 2].
   void (*pack_int4)(const uint8_t* numbers, const uint16_t* scales, int64_t outputs, int64_t inputs,
                     void* packed, int threads);
+  // Round a weight [outputs, inputs] of type FLOAT32, BFLOAT16 or FLOAT16 to eight bits, in groups
+  // of 32 inputs that share a step, and pack it.
+  void (*pack_int8)(int32_t type, const void* weight, int64_t outputs, int64_t inputs, void* packed,
+                    int threads);
   void (*linear)(const Linear& layer, int32_t dtype, const void* input, int64_t tokens,
                  void* output, int threads);
   void (*forward)(const Pass& pass, int threads);

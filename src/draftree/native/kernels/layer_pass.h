@@ -102,7 +102,8 @@ struct Buffers {
     hidden = reinterpret_cast<T*>(arena.take(tokens * s.hidden * static_cast<int64_t>(sizeof(T))));
     for (T*& each : between)
       each = reinterpret_cast<T*>(arena.take(tokens * s.hidden * static_cast<int64_t>(sizeof(T))));
-    head_ready = rows(tokens, Native<D>::G::row_bytes(s.hidden));
+    head_ready = rows(tokens, pass.head.type == INT8 ? Int8::row_bytes(s.hidden)
+                                                     : Native<D>::G::row_bytes(s.hidden));
     sums_bytes = 4 * MAX_TOKENS * (s.head_dim > 4 * 32 ? s.head_dim : 4 * 32);
     row_bytes = round_up(4 * (widest > wide ? widest : wide), 64);
     const int64_t stride = ready.stride > head_ready.stride ? ready.stride : head_ready.stride;
@@ -121,7 +122,6 @@ template <class D, class G>
 class Member {
   using T = typename D::T;
   using QG = typename QueryRows<D>::G;
-  using NG = typename Native<D>::G;
 
  public:
   Member(const Pass& pass, const Buffers<D, G>& buffers, Barrier& barrier, int thread, int threads)
@@ -152,7 +152,9 @@ class Member {
       input = residual = output;
       if (i + 1 < pass_.count || pass_.final_norm.weight != nullptr) meet();
     }
-    if (pass_.final_norm.weight != nullptr) head(input);
+    if (pass_.final_norm.weight == nullptr) return;
+    if (pass_.head.type == INT8) return head<Int8>(input);
+    head<typename Native<D>::G>(input);
   }
 
  private:
@@ -316,10 +318,12 @@ class Member {
         });
   }
 
+  // The final norm and the LM head.
+  template <class HG>
   void head(const T* input) {
-    const Rows ready = prepare<NG>(pass_.final_norm, input, shape_.hidden, buffers_.head_ready,
+    const Rows ready = prepare<HG>(pass_.final_norm, input, shape_.hidden, buffers_.head_ready,
                                    static_cast<T*>(pass_.final_states));
-    linear_part<D, NG>(pass_.head, ready, tokens_, static_cast<T*>(pass_.logits), sums_, thread_,
+    linear_part<D, HG>(pass_.head, ready, tokens_, static_cast<T*>(pass_.logits), sums_, thread_,
                        threads_);
   }
 

@@ -15,6 +15,7 @@ namespace {  // no function may be shared between instruction sets
 #include "simd.h"
 #include "gemm.h"
 #include "fused_ops.h"
+#include "integer_gemm.h"
 #include "attention_products.h"
 #include "attention.h"
 #include "sequences.h"
@@ -55,6 +56,8 @@ int64_t packed_bytes(int32_t type, int64_t outputs, int64_t inputs) {
   switch (type) {
     case INT4:
       return panels_of<Int4>(outputs) * panel_bytes<Int4>(inputs);
+    case INT8:
+      return panels_of<Int8>(outputs) * panel_bytes<Int8>(inputs);
     case BFLOAT16:
       return panels_of<Pairs>(outputs) * panel_bytes<Pairs>(inputs);
     case FLOAT16:
@@ -77,6 +80,16 @@ void pack_int4(const uint8_t* numbers, const uint16_t* scales, int64_t outputs, 
                void* packed, int threads) {
   pack_panels<Int4>(outputs, inputs, packed, threads, [&](int64_t panel, char* to) {
     Int4::pack(numbers, scales, outputs, inputs, panel, to);
+  });
+}
+
+void pack_int8(int32_t type, const void* weight, int64_t outputs, int64_t inputs, void* packed,
+               int threads) {
+  with_dtype(type, [&](auto d) {
+    using D = decltype(d);
+    pack_panels<Int8>(outputs, inputs, packed, threads, [&](int64_t panel, char* to) {
+      Int8::pack<D>(static_cast<const typename D::T*>(weight), outputs, inputs, panel, to);
+    });
   });
 }
 
@@ -126,6 +139,7 @@ void linear(const Linear& layer, int32_t dtype, const void* input, int64_t token
   with_dtype(dtype, [&](auto d) {
     using D = decltype(d);
     if (layer.type == INT4) return run_linear<D, Int4>(layer, input, tokens, output, threads);
+    if (layer.type == INT8) return run_linear<D, Int8>(layer, input, tokens, output, threads);
     run_linear<D, typename Native<D>::G>(layer, input, tokens, output, threads);
   });
 }
@@ -253,6 +267,7 @@ const Kernels DRAFTREE_NAMED(DRAFTREE_VARIANT) = {
     packed_bytes,
     pack,
     pack_int4,
+    pack_int8,
     linear,
     forward_pass,
     attend,
