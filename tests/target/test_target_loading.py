@@ -595,7 +595,7 @@ def test_weights_of_4_bits(folder: str, draftree: Command) -> None:
 
 
 def test_rounding_to_4_bits() -> None:
-    """The nearest of 16 numbers, and zeros stay zeros; a layer multiplies by what they stand for, biased or not."""
+    """The nearest of 16 numbers, one of which is zero; a layer multiplies by what they stand for, biased or not."""
     torch.manual_seed(0)
     linear = nn.Linear(96, 32, bias=True, dtype=torch.bfloat16)
     with torch.no_grad():
@@ -609,6 +609,10 @@ def test_rounding_to_4_bits() -> None:
     assert bool(((meant - linear.weight).abs() <= step * 0.6 + 1e-3).all())
     assert not meant[3, 32:64].any()
     assert bool((meant[4, :32] == 0.5).all())
+    both_signs = linear.weight.unflatten(1, (3, 32)).sign().aminmax(dim=2)
+    has_zero = ((both_signs.min < 0) & (both_signs.max > 0)).T
+    zeros = 8 - scales[..., 1].float() / scales[..., 0].float()
+    assert bool(((zeros - zeros.round()).abs() < 0.05)[has_zero].all())  # up to bfloat16
     rows = torch.randn(2, 3, 96, dtype=torch.bfloat16)
     with torch.inference_mode():
         torch.testing.assert_close(

@@ -16,7 +16,7 @@ from typing_extensions import override
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kv_cache import KVView, SlotCache
-from draftree.models.llama_structure import STACK, relative_distance
+from draftree.models.llama_structure import STACK, median_distance
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_layers import (
     FIRST_PART,
@@ -41,7 +41,10 @@ from draftree.utils.profiler import phase
 TRIAL_TOKENS = 5
 """Number of tokens of the pass by which the native runner is compared with the model."""
 MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
-"""Largest allowed difference from the model's hidden states, relative to their norm, by dtype."""
+"""Largest allowed difference from the model's results, relative to their norm, by dtype.
+
+It bounds the median over the tokens.
+"""
 
 
 @final
@@ -119,7 +122,7 @@ class NativeRunner(ModelRunner):
             batch = ForwardBatch.chains([ids], cache.lengths.copy(), torch.device("cpu"))
             out = runner.forward(batch, cache, Outputs(entries))
             found.append((*(out.hidden[i] for i in entries), out.logits))
-        apart = (relative_distance(ours, own) for own, ours in zip(*found, strict=True))
+        apart = (median_distance(ours, own) for own, ours in zip(*found, strict=True))
         return all(each <= MAX_RELATIVE_ERROR[self._dtype] for each in apart)
 
     @property
