@@ -6,7 +6,13 @@ from typing import Any, NoReturn
 
 
 def end(number: int, _: Any) -> NoReturn:
-    """End the process at once; this is safe before the command line has begun and after its end."""
+    """Handle a signal: write a message to stderr, and exit with status 128 + `number`.
+
+    No cleanup runs, so the handler is safe while modules are imported and while Python exits.
+
+    Args:
+        number: number of the signal.
+    """
     os.write(2, b"draftree: interrupted\n")
     os._exit(128 + number)
 

@@ -217,9 +217,13 @@ class SequenceBatch:
         return self.noise if self._source is None else self._source(self)
 
     def drawing(self, kind: Draw) -> Drawing:
-        """Return the parameters by which this step samples drafts from q.
+        """Return how the drafter draws its candidates from q in this step.
 
-        Nothing is sampled if all sequences are greedy.
+        If all sequences are greedy, it is the default `Drawing`, without settings or noise.
+
+        Args:
+            kind: the way to draw if any sequence samples. All but `POINT` get the keyed noise of
+                this step.
         """
         if all_greedy(self.requests):
             return Drawing()

@@ -379,7 +379,14 @@ class MTPNet(PairNet):
         return names[part] + key.removeprefix(part)
 
     def reading(self, first: str, fed: str) -> "MTPNet":
-        """Return the same network with shared weights and other input options; see `MTP`."""
+        """Return a shallow copy that shares the weights and reads other hidden states.
+
+        Args:
+            first: `raw` for the output of the target's last layer, `normed` for the output of its
+                final norm.
+            fed: `raw` if the next draft step reads this layer's output, `normed` if it reads the
+                output of the norm after it.
+        """
         other = copy.copy(self)
         other.tap, other._normed = UNNORMED if first == "raw" else LAST, fed == "normed"
         return other

@@ -192,11 +192,18 @@ class Drafting(RetrievalExpand):
             raise DrafterFault(np.unique(grown.row[wrong]).tolist(), UserError(told))
 
     def _ask(self, call: Callable[[Ints], T], tree: Tree, frontier: Ints) -> T:
-        """Call the drafter for the nodes of a frontier.
+        """Call the drafter for the nodes of a frontier, and return its result.
+
+        If the call raises, it is repeated for each sequence alone, to find those that make it fail.
+
+        Args:
+            call: function from node indices [F] to the drafter's result.
+            tree: the draft trees of the batch.
+            frontier: [F] indices of the nodes.
 
         Raises:
-            DrafterFault: the drafter raised an exception. It contains the sequences for which the
-                exception is raised again when the drafter is called for them alone.
+            DrafterFault: the call for all nodes raised. The fault names the sequences for which the
+                call alone raises too; there may be none.
         """
         try:
             return call(frontier)

@@ -176,16 +176,20 @@ def encode_reach(
 def row(
     saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None
 ) -> dict[str, Any]:
-    """Return the oracle's row of figures for the given costs.
+    """Return the oracle's metrics for the given costs, added to the entries of `saved`.
+
+    The metrics are the acceptance length, the mean depth of a step, the speed-up over plain
+    decoding with its bootstrap interval, and Leviathan's speed-up.
 
     Args:
-        saved: the drafter's reach, as `encode_reach` returned it.
+        saved: numbers of correctly drafted tokens in the form of `encode_reach`.
         costs: costs of draft steps and target passes.
         seed: seed of the bootstrap.
         overlap: the drafter's overlap Σ min(p, q), for Leviathan's formula; None if it is unknown.
 
     Raises:
-        UserError: the entries of the log do not fit together.
+        UserError: an entry of `saved` is missing or invalid, or the lengths of entries do not match
+            each other.
     """
     entries = Entries(saved, "the oracle's log")
     lengths = entries.get("lengths", list[int], least=0)

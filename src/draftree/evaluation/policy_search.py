@@ -84,8 +84,8 @@ class SearchResult:
     Attributes:
         policy: spec of the setting that was fastest on the first half of the prompts.
         default: spec of the initial setting.
-        searched: rows of figures on the first half, by spec, for `policy` and `default`.
-        judged: rows of figures on the second half, by spec, for `policy` and `default`.
+        searched: metrics on the first half, by spec, for `policy` and `default`.
+        judged: metrics on the second half, by spec, for `policy` and `default`.
         beside: tokens per counted second of `policy` over those of `default`, on the second half.
         trials: number of settings tried.
     """
@@ -153,7 +153,14 @@ class OptionSearch:
     seed: int = 0
 
     def row(self, policy: str, requests: Sequence[Request]) -> ResultRow:
-        """Return the row of figures of one policy spec for the texts of some requests."""
+        """Replay the recorded texts of requests with a policy, and return its metrics.
+
+        The row has no metrics that are measured by the clock.
+
+        Args:
+            policy: spec of the policy.
+            requests: the requests, which must all be recorded.
+        """
         cells = [Cell(None, None, self.temperature), Cell(self.drafter, policy, self.temperature)]
         engines = {
             (self.drafter, policy): replace(self.engine, policy=build("policy", policy), learned={})

@@ -228,7 +228,11 @@ class GenerateCall:
 
     @property
     def _stopping(self) -> list[Any]:
-        """Return the stopping criteria that must be called."""
+        """Return the stopping criteria that draftree has to call itself.
+
+        These are all except `MaxLengthCriteria` and `EosTokenCriteria`, which become the limit and
+        the end tokens of each request.
+        """
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
     def requests(self, sampling: Sampling) -> list[Request]:

@@ -1,4 +1,7 @@
-"""Functions and classes with the names of other tools, for example `draftree.LLM`."""
+"""Aliases of draftree's API under the names that other tools use, for example vLLM's `LLM`.
+
+They load a draftree `Engine`, generate text with one, or build generation options.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

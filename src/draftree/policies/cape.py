@@ -132,10 +132,17 @@ def _chain(tree: Tree) -> Bools:
 
 
 def _parse_bins(bins: str) -> tuple[Floats, Ints]:
-    """Return the edges [B − 1] and the numbers [B] of bins in the form number/edge/number/…/number.
+    """Parse CaPE's map from confidence to the number of alternatives.
+
+    Args:
+        bins: text of the form `count/edge/count/…/count`, as in `7/0.3/5/0.6/3`.
+
+    Returns:
+        The edges [B − 1], rising within (0, 1), and the number of alternatives in each bin [B].
 
     Raises:
-        UserError: the bins do not have this form.
+        UserError: the text does not have this form, the edges do not rise within (0, 1), or a count
+            is negative.
     """
     parts = bins.split("/")
     try:

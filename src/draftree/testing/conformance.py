@@ -245,9 +245,10 @@ class Suite:
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
-        """Return plain decoding's tokens for a request alone, without end tokens and criteria.
+        """Return the tokens that plain decoding generates for a request alone.
 
-        The text has `REFERENCE_TOKENS` tokens, or ends with the target's context.
+        End tokens and stopping criteria do not end them: there are `REFERENCE_TOKENS` tokens, or as
+        many as the target's context has room for.
         """
         key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
@@ -277,7 +278,11 @@ class Suite:
         self.coverage.cases["plain"] += 1
 
     def expected_tokens(self, request: Request, sampling: Sampling) -> list[int]:
-        """Return the reference, cut at the request's limit, end tokens and criteria."""
+        """Return the tokens that plain decoding generates for a request.
+
+        They end after `max_new_tokens` tokens, or after the first token that is an end token or
+        fulfils a stopping criterion. This token is included.
+        """
         tokens = self.reference(request, sampling)[: request.max_new_tokens]
         return tokens[: min(_ends(request, tokens), default=len(tokens)) + 1]
 

@@ -24,7 +24,7 @@ BELOW = "  "
 MAX_LABEL_CELLS = 24
 """Largest width of a token in terminal cells; less in a terminal of fewer than 80 columns."""
 FIGURES = 16
-"""Width in terminal cells that a sign, figures and an arrow need in addition to a token."""
+"""Width in terminal cells that a mark, percentages and an arrow need in addition to a token."""
 
 
 def draw(console: Console, step: Step) -> None:
@@ -61,7 +61,11 @@ def lines(step: Step, width: int) -> Iterator[Text]:
 
 
 def unit(item: Node, longest: int) -> Text:
-    """Return a token with its sign and figures; its text is cut to `longest` cells."""
+    """Return a node's styled label: the mark of its kind, its text, and `q/value` in percent.
+
+    The text is cut to `longest` terminal cells. The root and the bonus token have no percentages,
+    because they were not drafted.
+    """
     found = Text(SIGNS[item.kind] + cut_to_cells(item.text, longest), style=STYLES[item.kind])
     if item.rank:
         found.append(f" {percent(item.q)}/{percent(item.value)}", style="not bold")

@@ -305,7 +305,7 @@ class ParallelDrafter(Trainable[BlockState]):
     ) -> tuple[Candidates, BlockState]:
         """Return the candidates of each node, computed in the slot for the node's depth.
 
-        There are no candidates below the block, where q is taken to be uniform.
+        Nodes whose depth is `drafts` or larger have no candidates; q is taken to be uniform there.
         """
         state = self.flush(state)
         if self.needs_pass_per_layer:
@@ -328,10 +328,11 @@ class ParallelDrafter(Trainable[BlockState]):
     def _along_paths(
         self, state: BlockState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> Candidates:
-        """Return the candidates after each node of the frontier.
+        """Return the candidates after each node of the frontier, each predicted from its own path.
 
-        They are predicted in a slot with a mask token, which follows the node and sees its path.
-        Nodes at depth `drafts` or below have no candidates.
+        One pass reads the paths to these nodes, and a mask token after each node. The mask token
+        attends to its node's path and to the committed tokens. Nodes whose depth is `drafts` or
+        larger have no candidates.
         """
         logits = self._like.new_zeros(len(frontier), self._width)
         near = np.flatnonzero(tree.depth[frontier] < self.drafts)
@@ -347,7 +348,7 @@ class ParallelDrafter(Trainable[BlockState]):
     ) -> Candidates:
         """Return the candidates that follow from logits [M, V′] after nodes.
 
-        There are no candidates after nodes that are too deep, where q is taken to be uniform.
+        Nodes whose depth is `drafts` or larger have no candidates; q is taken to be uniform there.
         """
         depths = tree.depth[nodes]
         logits = logits.masked_fill(

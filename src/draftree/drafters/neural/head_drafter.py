@@ -107,7 +107,7 @@ def make_candidates(
 ) -> Candidates:
     """Return the candidates that follow from logits [F, V′].
 
-    There are no candidates after nodes that are too deep for any head.
+    Nodes whose depth is `heads` or larger have no candidates.
     """
     found = draw_candidates(logits, k, drawing, rows, depths, drafted)
     beyond = (depths >= heads)[:, None]

@@ -45,14 +45,17 @@ class Increments(NamedTuple):
         )
 
     def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
-        """Return the increments with those of finished texts added.
+        """Return the number of increments of each n-gram in these and in finished texts together.
+
+        An increment adds a fixed amount to an n-gram's weight; see `Weighting`. This object does
+        not change.
 
         Args:
-            texts: the finished texts.
-            n: the number of tokens of an n-gram.
-            width: the number of bits of a token in a context's number, see `ngram_table.py`.
-            most: the largest number of increments that is kept for an n-gram; more would not change
-                its weight.
+            texts: the finished texts, with the increments of the n-gram that ends at each token.
+            n: number of tokens of an n-gram.
+            width: number of bits per token in the encoding of a context; see `ngram_table.py`.
+            most: upper bound at which the sums are clipped; more increments would not change the
+                weight of an n-gram.
         """
         runs = [Counts(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
         for text in texts:

@@ -202,13 +202,13 @@ class TablePart(NamedTuple):
 
 @dataclass(frozen=True)
 class Threads:
-    """The parts of a build that run in threads.
+    """Sort and merge n-gram counts in a thread pool, as an external merge sort.
 
     Attributes:
-        pool: the threads; numpy releases the interpreter lock while it sorts.
+        pool: the thread pool; NumPy releases the interpreter lock while it sorts.
         plan: the settings of the build.
-        scratch: the folder of the runs.
-        tell: called with messages about the progress.
+        scratch: temporary folder of the sorted runs.
+        tell: called with progress messages.
     """
 
     pool: ThreadPoolExecutor
