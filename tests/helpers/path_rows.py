@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.cache_utils import LinearAttentionLayer
 
+from draftree.models.architecture_checks import cache_argument
 from draftree.models.kv_cache import SlotCache
 from draftree.models.recurrent.replaced_functions import _CURRENT_FUNCTIONS
-from draftree.models.supported_architectures import cache_argument
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree
 

@@ -11,8 +11,8 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.models.architecture_checks import refuse_unsupported
 from draftree.models.decoder import Decoder
-from draftree.models.supported_architectures import refuse_unsupported
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
 from draftree.target.target import Target

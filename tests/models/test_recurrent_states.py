@@ -25,7 +25,7 @@ from draftree.drafters.neural.llama_modules import CACHE
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
-from draftree.models import supported_architectures
+from draftree.models import architecture_checks
 from draftree.models.decoder import Decoder
 from draftree.models.recurrent import recurrences, replaced_functions, state_cache
 from draftree.models.recurrent.recurrences import Stash
@@ -379,7 +379,7 @@ def test_a_function_that_is_not_ours_is_refused(
 
 def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = hybrid("lfm2")
-    monkeypatch.setattr(supported_architectures.transformers, "__version__", "5.22.3")
+    monkeypatch.setattr(architecture_checks.transformers, "__version__", "5.22.3")
     with pytest.raises(UserError, match=r"takes transformers 5\.23 or newer, and this is 5\.22\.3"):
         Decoder(model)
 

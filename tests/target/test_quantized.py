@@ -19,7 +19,7 @@ from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.edd import EDD
 from draftree.drafters.medusa import Medusa
-from draftree.models.supported_architectures import refuse_unsupported
+from draftree.models.architecture_checks import refuse_unsupported
 from draftree.request import Request
 from draftree.target import quantization_support
 from draftree.target.quantization_support import count_parameters, refuse_missing_packages

@@ -40,7 +40,7 @@ from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError, format_value
 from draftree.hf.generate_call import GenerateCall, prompt_ids, write
 from draftree.metrics import Stats
-from draftree.models.supported_architectures import CACHES
+from draftree.models.architecture_checks import CACHES
 from draftree.text.options import Options
 from draftree.utils.token_ids import row_of_ids
 from draftree.utils.validated_dataclass import is_whole

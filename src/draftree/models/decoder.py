@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
-from draftree.models.accelerate_models import input_device, move_to_device
+from draftree.models.architecture_checks import refuse_unsupported
+from draftree.models.device_placement import input_device, move_to_device
 from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import LOG, Capture, EagerCapture, Epilogue, OutputTensors
 from draftree.models.graph_runner import TRIAL_TOKENS, GraphRunner, check_recording
@@ -30,7 +31,6 @@ from draftree.models.recording_caches import capture_first_kv
 from draftree.models.recurrent.cache_probe import StoredShapes
 from draftree.models.recurrent.state_cache import States
 from draftree.models.shape_buckets import ShapeBuckets
-from draftree.models.supported_architectures import refuse_unsupported
 
 register()
 register_grouped()

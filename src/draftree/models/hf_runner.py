@@ -20,7 +20,14 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from typing_extensions import override
 
 from draftree.errors import UserError
-from draftree.models.accelerate_models import input_device, move_to_device
+from draftree.models.architecture_checks import (
+    FULL,
+    LENGTH_DEPENDENT_ROPE,
+    SLIDING,
+    cache_argument,
+    entry,
+)
+from draftree.models.device_placement import input_device, move_to_device
 from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import (
     Capture,
@@ -33,20 +40,13 @@ from draftree.models.graph_capture import (
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.llama_gpu_layers import LlamaLayers
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
-from draftree.models.padded_pass import run_pass
 from draftree.models.recurrent.cache_probe import ShapeRecorder, StoredShapes
 from draftree.models.recurrent.replaced_functions import (
     PassFunctions,
     dispatch_functions,
     use_functions,
 )
-from draftree.models.supported_architectures import (
-    FULL,
-    LENGTH_DEPENDENT_ROPE,
-    SLIDING,
-    cache_argument,
-    entry,
-)
+from draftree.models.run_pass import run_pass
 
 UNNORMED = 2**16
 """Index of a hidden state that transformers lacks: the last layer's output before the norm."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from draftree.models.architecture_checks import FULL, SLIDING
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kv_cache import KVView, SlotCache
@@ -33,7 +34,6 @@ from draftree.models.native_layers import (
 from draftree.models.native_linear import NativeLinear
 from draftree.models.packed_linear import KernelLinear
 from draftree.models.rope_cache import RopeCache
-from draftree.models.supported_architectures import FULL, SLIDING
 from draftree.native import transformer_kernels
 from draftree.tree import Ints
 from draftree.utils.profiler import phase

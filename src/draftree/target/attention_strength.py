@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from draftree.errors import UserError
+from draftree.models.architecture_checks import SLIDING
 from draftree.models.decoder import Decoder
-from draftree.models.supported_architectures import SLIDING
 from draftree.tree import Ints
 from draftree.utils.hardware import has_float64
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from draftree.errors import UserError
-from draftree.models.accelerate_models import is_spread
 from draftree.models.batch_invariant import BatchInvariantRunner
 from draftree.models.decoder import Decoder
+from draftree.models.device_placement import is_spread
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.invariant_widths import Widths

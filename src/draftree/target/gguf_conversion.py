@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from draftree.errors import UserError, format_value
-from draftree.models.supported_architectures import refuse_unsupported
+from draftree.models.architecture_checks import refuse_unsupported
 from draftree.target.gguf_header import Header, read_header
 from draftree.target.no_loading_bar import no_loading_bar
 from draftree.utils.files import (

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from draftree.models.accelerate_models import is_spread
 from draftree.models.decoder import Decoder
+from draftree.models.device_placement import is_spread
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs

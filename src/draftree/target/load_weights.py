@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError, format_value
-from draftree.models.accelerate_models import is_offloaded, is_spread
+from draftree.models.device_placement import is_offloaded, is_spread
 from draftree.models.int4_linear import GROUP, ROWS, Int4Linear, can_round
 from draftree.models.kernel_names import EXACT
 from draftree.target.hub import locate_model

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from draftree.errors import UserError, format_value
-from draftree.models.supported_architectures import stored_quantization
+from draftree.models.architecture_checks import stored_quantization
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "awq": ("accelerate", "gptqmodel"),

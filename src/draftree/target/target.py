@@ -25,11 +25,11 @@ from draftree.aliases import DTYPE, canonical_name
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, format_value
 from draftree.kernels.topk import likeliest
 from draftree.kernels.tree_verification import pack_trees, path_slots
+from draftree.models.architecture_checks import refuse_unsupported
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import Chunk, ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.models.model_runner import ModelOutput, Outputs
-from draftree.models.supported_architectures import refuse_unsupported
 from draftree.target.batch_invariance_choice import (
     HALF,
     LOG,

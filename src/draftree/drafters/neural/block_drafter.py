@@ -16,8 +16,8 @@ from transformers import DynamicCache
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.drafters.neural.block_inputs import compute_mask_outputs, make_slot_group
 from draftree.drafters.neural.block_model import Init, ParallelNet, select_fused_layers
-from draftree.drafters.neural.block_slots import compute_mask_outputs, make_slot_group
 from draftree.drafters.neural.draft_vocabulary import (
     TargetHead,
     check_map,

@@ -17,9 +17,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from draftree.drafters.neural.native_drafter_layers import KernelLayer, run_native, usable
 from draftree.errors import UnknownName
+from draftree.models.architecture_checks import LENGTH_DEPENDENT_ROPE, cache_argument
 from draftree.models.kv_cache import LayerShape
 from draftree.models.rope_cache import RopeCache
-from draftree.models.supported_architectures import LENGTH_DEPENDENT_ROPE, cache_argument
 from draftree.utils.files import Entries, as_user_error
 
 Config = TypeVar("Config", LlamaConfig, Qwen3Config)

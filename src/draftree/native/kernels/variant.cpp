@@ -18,7 +18,7 @@ namespace {  // no function may be shared between instruction sets
 #include "integer_gemm.h"
 #include "attention_products.h"
 #include "attention.h"
-#include "sequences.h"
+#include "packed_sequences.h"
 #include "layer_pass.h"
 
 // Call use(D) for a dtype.

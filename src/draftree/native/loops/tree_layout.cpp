@@ -137,7 +137,7 @@ void hide(const Out<T, 2>& bits, const In<bool, 2>& seen, int64_t length, int64_
 
 }  // namespace
 
-void bind_tree_paths(nb::module_& m) {
+void bind_tree_layout(nb::module_& m) {
   m.def("kept", &kept);
   m.def("paths", &paths);
   m.def("shallow", &shallow);
