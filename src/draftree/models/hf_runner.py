@@ -40,13 +40,13 @@ from draftree.models.graph_capture import (
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.llama_gpu_layers import LlamaLayers
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
+from draftree.models.network_pass import run_pass
 from draftree.models.recurrent.cache_probe import ShapeRecorder, StoredShapes
 from draftree.models.recurrent.replaced_functions import (
     PassFunctions,
     dispatch_functions,
     use_functions,
 )
-from draftree.models.run_pass import run_pass
 
 UNNORMED = 2**16
 """Index of a hidden state that transformers lacks: the last layer's output before the norm."""

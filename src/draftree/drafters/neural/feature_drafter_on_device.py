@@ -17,7 +17,7 @@ from draftree.drafters.neural.transformer_step_state import CachingLayers, Decod
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Capture, Epilogue, InputTensors, OutputTensors, Weights
 from draftree.models.kv_cache import SlotCache, Writer
-from draftree.models.run_pass import run_pass
+from draftree.models.network_pass import run_pass
 from draftree.target.device_tree import Choose, NodeBatch, Nodes
 from draftree.tree import Ints, Tree
 from draftree.utils.hardware import to_device
