@@ -105,7 +105,8 @@ def build_with(
             f"The native kernels could not be built ({error}). Building draftree without them.",
             file=sys.stderr,
         )
-    return str(build_it(folder, {**(config_settings or {}), **PURE}, metadata_directory))
+    # The prepared metadata name this system, which a package without kernels does not need.
+    return str(build_it(folder, {**(config_settings or {}), **PURE}, None))
 
 
 def build_wheel(
