@@ -75,7 +75,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Each scale holds the step of a group and the value for which the integer 8 stands. The integers
     0 and 15 stand for the smallest and the largest weight of a group. If these have different
-    signs, the values are shifted by less than a step, so that one of them is zero: many weights
+    signs, the values are shifted by at most half a step, so that one of them is zero: many weights
     are close to it. Groups that had four bits before are not shifted.
     """
     groups = weight.float().unflatten(1, (-1, GROUP))
