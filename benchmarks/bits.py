@@ -5,8 +5,9 @@
     python benchmarks/bits.py … --variant avx2 --out avx2.json            # with other native kernels
 
 Greedy texts are compared with stock `generate` of the same model object, alone. Where native
-kernels run, and at temperature 1, they are compared with plain decoding of the same seed, alone:
-transformers' modules round otherwise than native kernels, and transformers draws otherwise. With
+kernels run, at four bits and at temperature 1, they are compared with plain decoding of the same
+seed, alone: transformers' modules round otherwise than native kernels, torch's four-bit layers
+have other bits in passes of another width, and transformers draws otherwise. With
 `--rows` draftree writes so many texts in one batch, whatever their lengths, plain ones too, and
 stock `generate` pads them to one length beside the texts that it writes alone. Of a text that
 differs it is told where, and how far apart the two tokens' logits stood, in units in the last
@@ -65,7 +66,8 @@ def plainly_alone(target: Target, requests: list[Request]) -> list[list[int]]:
 
 def stock(target: Target, temperature: float) -> bool:
     """Return whether texts are compared with those of stock `generate`."""
-    return not temperature and not target.decoder.native_kinds
+    four = target.loading.quantize == "int4"
+    return not temperature and not target.decoder.native_kinds and not four
 
 
 def padded(target: Target, requests: list[Request]) -> list[list[int]]:
