@@ -39,7 +39,7 @@ SIZE = 2048
 
 
 LONGEST = 8448
-"""Tokens of the cache when passes are timed: 8,192 of context, and a pass behind them."""
+"""Tokens of the cache when passes are timed: 8,192 of context, and a pass after them."""
 
 
 class Params(Structure):

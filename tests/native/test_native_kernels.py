@@ -125,13 +125,13 @@ def test_eight_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
         layer_of(packed, weight, None, transformer_kernels.INT8), rows
     )
 
-    def rounded(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def round_to_steps(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         groups = values.double().unflatten(1, (3, 32))
         units = groups.abs().amax(2, keepdim=True) / 127
         whole = torch.round(groups / units.clamp_min(torch.finfo(torch.float64).tiny))
         return (whole * units).flatten(1), units.expand_as(groups).flatten(1)
 
-    (weights, steps), (inputs, units) = rounded(weight), rounded(rows)
+    (weights, steps), (inputs, units) = round_to_steps(weight), round_to_steps(rows)
     # Numbers so near the middle of two steps that float32 may round them the other way.
     near = [
         ((values.double() / unit.clamp_min(1e-300)) % 1 - 0.5).abs() < 2e-5

@@ -595,7 +595,10 @@ def test_weights_of_4_bits(folder: str, draftree: Command) -> None:
 
 
 def test_rounding_to_4_bits() -> None:
-    """The nearest of 16 numbers, one of which is zero; a layer multiplies by what they stand for, biased or not."""
+    """The nearest of 16 numbers, one of which is zero.
+
+    A layer multiplies by what they stand for, with or without a bias.
+    """
     torch.manual_seed(0)
     linear = nn.Linear(96, 32, bias=True, dtype=torch.bfloat16)
     with torch.no_grad():

@@ -83,17 +83,17 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     step = ((high - low) / MAX_INT4_VALUE).to(weight.dtype)  # rounding uses the stored step
     size = step.float().clamp_min(torch.finfo(torch.float32).tiny)
 
-    def rounded(middle: Tensor) -> Tensor:
+    def round_to_grid(middle: Tensor) -> Tensor:
         return (torch.round((groups - middle.float()) / size) + 8).clamp(0, MAX_INT4_VALUE)
 
     middle = (low + 8 * step.float()).to(weight.dtype)
-    numbers = rounded(middle)
+    numbers = round_to_grid(middle)
     off = (numbers - 8) * step.float() + middle.float() - groups
     had_four_bits = off.square().mean(dim=2, keepdim=True).sqrt() < MAX_STEPS_OFF * step.float()
     with_zero = (step.float() * (8 - torch.round(-low / size))).to(weight.dtype)
     shifted = (low < 0) & (high > 0) & ~had_four_bits
     middle = torch.where(shifted, with_zero, middle)
-    numbers = torch.where(shifted, rounded(with_zero), numbers)
+    numbers = torch.where(shifted, round_to_grid(with_zero), numbers)
     scales = torch.cat((step, middle), dim=2).transpose(0, 1).contiguous()
     return numbers.flatten(1).int(), scales
 

@@ -45,10 +45,11 @@ class NativeLinear:
         self, weight: Tensor, bias: Tensor | None = None, eight_bits: bool = False
     ) -> None:
         self.eight_bits = eight_bits
-        code = transformer_kernels.INT8 if eight_bits else transformer_kernels.code_of(weight.dtype)
-        self._packed = (transformer_kernels.pack_int8 if eight_bits else transformer_kernels.pack)(
-            weight
-        )
+        if eight_bits:
+            self._packed, code = transformer_kernels.pack_int8(weight), transformer_kernels.INT8
+        else:
+            code = transformer_kernels.code_of(weight.dtype)
+            self._packed = transformer_kernels.pack(weight)
         self._bias = bias
         self.wide, inputs = weight.shape
         self.record: Any = transformer_kernels.core.Linear(
