@@ -25,10 +25,9 @@ from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.fused_cpu_modules import KernelRMSNorm
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import SlotCache
-from draftree.models.llama_structure import median_distance
+from draftree.models.llama_structure import differs_by_rounding, median_distance
 from draftree.models.model_runner import ModelOutput, Outputs
 from draftree.models.native_layers import NativeLayer, agrees, fits
 from draftree.models.native_linear import NativeLinear, can_pack
@@ -512,20 +511,20 @@ def test_texts_are_plain_ones(suite: Suite, case: Case) -> None:
     suite.run(case)
 
 
-@pytest.fixture(scope="module", params=range(len(native.available())), ids=native.available())
-def suite_of_variant(request: pytest.FixtureRequest) -> Iterator[tuple[int, Suite]]:
-    """The suite whose target was packed by a variant of the kernels, which is forced; and the variant's number."""
+@pytest.fixture(params=range(len(native.available())), ids=native.available())
+def number_of_variant(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The number of a variant of the kernels, which is forced."""
     before = native.variant()
     native.core.use_variant(native.available()[request.param])
-    yield request.param, Suite(tiny_target(compiled=True))
+    yield request.param
     native.core.use_variant(before)
 
 
-def test_a_slice_conforms_with_each_variant(suite_of_variant: tuple[int, Suite]) -> None:
+def test_a_slice_conforms_with_each_variant(number_of_variant: int) -> None:
     """Run other cases with each variant; `make test-variants` runs a third of the whole product with each."""
-    number, suite = suite_of_variant
-    assert native.variant() == native.available()[number]
-    for case in ALL[number::83]:
+    suite = Suite(tiny_target(compiled=True))
+    assert native.variant() == native.available()[number_of_variant]
+    for case in ALL[number_of_variant::83]:
         suite.run(case)
 
 
@@ -566,13 +565,63 @@ def test_layers_of_drafters_are_compiled(demo: Target) -> None:
         assert (layer_kinds(drafter.model) if decoder is None else decoder.native_kinds) == kinds
 
 
-def test_norms_before_the_attention_of_eagle3_are_kernels(demo: Target) -> None:
-    """The native layer begins behind them."""
-    layer = build("drafter", "eagle3").open(demo).model.midlayer
-    assert layer.native is not None
-    for norm in (layer.hidden_norm, layer.input_layernorm):
-        assert isinstance(norm, KernelRMSNorm)
-    assert not isinstance(layer.post_attention_layernorm, KernelRMSNorm)
+@pytest.fixture
+def eagle3(demo: Target) -> Any:
+    return build("drafter", "eagle3").open(demo).model
+
+
+def pair_pass(network: Any, call: Callable[..., Any]) -> Any:
+    """Run a pass over three pairs after two committed ones, with an empty past."""
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(1, 3, network.width, generator=draw)
+    cache = SlotCache((network.shape,), 1, torch.float32, torch.device("cpu"))
+    batch = ForwardBatch.chains([np.array([5, 9, 2])], np.array([2]), torch.device("cpu"))
+    places = torch.from_numpy(batch.padded_positions)
+    writer = cache.writer(batch.starts, 3)
+    mask = torch.zeros(1, 1, 3, 5).masked_fill(
+        torch.ones(3, 5).tril(2) == 0, torch.finfo(torch.float32).min
+    )
+    with torch.inference_mode():
+        return call(batch.padded_tokens, features, places, mask, writer)
+
+
+def test_norms_layer_and_head_of_eagle3_are_one_call(
+    eagle3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = pair_pass(eagle3, eagle3)
+    with torch.inference_mode():
+        wanted = eagle3.lm_head(eagle3.norm(out))
+    for name in ("linear", "rms_norm"):
+        monkeypatch.setattr(transformer_kernels, name, None)
+    found, logits = pair_pass(eagle3, eagle3.with_logits)
+    assert torch.equal(found, out)
+    assert torch.equal(logits, wanted)
+
+
+def test_a_pass_of_eagle3_differs_from_its_modules_by_rounding(eagle3: Any) -> None:
+    ours = eagle3.midlayer.native
+    assert agrees(eagle3.midlayer, ours)
+    out = pair_pass(eagle3, eagle3)
+    eagle3.midlayer.native = None
+    assert differs_by_rounding(out, pair_pass(eagle3, eagle3), torch.zeros_like(out))
+    exchange(ours, "input_norm", "feature_norm")
+    assert not agrees(eagle3.midlayer, ours)
+
+
+def test_heads_of_drafters_have_eight_bits(demo: Target, eagle3: Any) -> None:
+    """They are the drafter's own head, or the target's for a draft vocabulary."""
+    assert eagle3.lm_head.kernel.eight_bits
+    states = torch.randn(6, eagle3.width, generator=torch.Generator().manual_seed(0))
+    exact = linear(states, eagle3.lm_head.weight)
+    with torch.inference_mode():
+        off = (eagle3.lm_head(states) - exact).norm() / exact.norm()
+    assert 1e-3 < off < 0.02  # 127 steps of weights and of activations
+    ids = torch.tensor([3, 70, 8])
+    with torch.inference_mode():
+        whole = demo.decoder.head(states)[:, ids]
+        rounded = demo.decoder.head_for(ids, for_drafts=True)(states)
+        assert torch.equal(demo.decoder.head_for(ids)(states), whole)
+    assert 1e-4 < (rounded - whole).norm() / whole.norm() < 0.03
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

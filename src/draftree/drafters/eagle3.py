@@ -40,12 +40,12 @@ from draftree.drafters.neural.llama_modules import (
 )
 from draftree.drafters.neural.losses import predicting_positions, soft_cross_entropy
 from draftree.drafters.neural.low_rank_head import CandidateHead
-from draftree.drafters.neural.native_drafter_layers import run_native, usable
+from draftree.drafters.neural.native_drafter_layers import native_head, run_native, usable
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING_WEIGHT, LAYER_IDS
-from draftree.models.native_layers import PreparedLayer, finish_layer
+from draftree.models.native_layers import PairLayer, Pairs, PassOutputs
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints
 from draftree.utils.validated_dataclass import Presets, knob
@@ -187,7 +187,7 @@ def _nested_ids(config: dict[str, Any]) -> list[int] | None:
     return nested.get(LAYER_IDS) if isinstance(nested, dict) else None
 
 
-class EAGLE3Layer(PreparedLayer):
+class EAGLE3Layer(PairLayer):
     """The decoder layer, whose attention reads the concatenation of embedding and feature.
 
     Args:
@@ -217,24 +217,30 @@ class EAGLE3Layer(PreparedLayer):
         self,
         embeds: Tensor,
         features: Tensor,
-        rotated: tuple[Tensor, Tensor],
+        rotary: Rotary,
+        positions: Tensor,
         mask: Tensor,
         cache: Cache,
-        *behind: nn.Module,
+        behind: tuple[nn.Module, nn.Module] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the output [R, n, D] for embeddings and features [R, n, D], and its logits.
 
-        `behind` may contain a norm and a head, which compute the logits. Without them the output is
+        `behind` contains a norm and a head, which compute the logits. Without them the output is
         returned twice.
         """
-        normed = self.hidden_norm(features)
-        x = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
-        residual = normed if self._normed_residual else features
-        if self.native is not None and usable(self.native, mask, x, residual, *rotated):
-            out = run_native([self.native], 0, residual, rotated, mask, cache, read=x)
+        residual = self.hidden_norm(features) if self._normed_residual else features
+        pairs = Pairs(embeds.contiguous(), features.contiguous())
+        if self.native is None or not usable(self.native, mask, embeds, features):
+            turned = rotary(features, positions)
+            out = self.run_modules(pairs, residual, turned, mask, {CACHE: cache})
         else:
-            out = finish_layer(self, x, residual, rotated, mask, {CACHE: cache})
-        if not behind:
+            angles = rotary.tables(features, positions) or rotary(features, positions)
+            last = native_head(*behind, features) if behind else None
+            outputs = PassOutputs(head=last)
+            out = run_native([self.native], 0, residual, angles, mask, cache, pairs, outputs)
+            if last is not None and last.logits is not None:
+                return out, last.logits
+        if behind is None:
             return out, out
         norm, head = behind
         return out, head(norm(out))
@@ -389,7 +395,8 @@ class EAGLE3Net(FusingNet):
     def with_logits(
         self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
     ) -> tuple[Tensor, Tensor]:
-        return self._through(tokens, features, positions, mask, cache, self.norm, self.lm_head)
+        behind = self.norm, self.lm_head
+        return self._through(tokens, features, positions, mask, cache, behind)
 
     def _through(
         self,
@@ -398,13 +405,11 @@ class EAGLE3Net(FusingNet):
         positions: Tensor,
         mask: Tensor,
         cache: Cache,
-        *behind: nn.Module,
+        behind: tuple[nn.Module, nn.Module] | None = None,
     ) -> tuple[Tensor, Tensor]:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
-        rotated = self.rotary(features, positions)
-        out, logits = self.midlayer(
-            embed(tokens).to(features.dtype), features, rotated, mask, cache, *behind
-        )
+        x = embed(tokens).to(features.dtype)
+        out, logits = self.midlayer(x, features, self.rotary, positions, mask, cache, behind)
         return out, logits
 
 

@@ -230,10 +230,12 @@ class PEAGLENet(FusingNet):
             if self.embed_tokens is None
             else self.embed_tokens(tokens)
         )
-        rotated = self.rotary(features, positions)
-        x: Tensor = self.layers[0](embeds.to(features.dtype), features, rotated, mask, cache)[0]
-        others = list(self.layers)[1:]
-        return apply_layers(others, x, rotated, mask, cache) if others else x
+        first, *others = self.layers
+        x: Tensor
+        x, _ = first(embeds.to(features.dtype), features, self.rotary, positions, mask, cache)
+        if not others:
+            return x
+        return apply_layers(others, x, self.rotary(features, positions), mask, cache)
 
 
 @final

@@ -327,7 +327,7 @@ class Drafting(RetrievalExpand):
         # The drafter must read a forced token before it drafts below that token.
         if self.drafter.expands_paths:
             return self._expand(tree, np.concatenate((above, frontier)), k).last(len(frontier))
-        for depth in np.unique(tree.depth[above]):
+        for depth in np.unique(tree.depth[above]) if above.size else ():
             self._expand(tree, above[tree.depth[above] == depth], 1)
         return self._expand(tree, frontier, k)
 

@@ -250,13 +250,16 @@ class Decoder:
             return self._through_model(states)
         return self._behind_head(self._raw_logits(states))
 
-    def head_for(self, ids: Tensor | None, raw: bool = False) -> Callable[[Tensor], Tensor]:
+    def head_for(
+        self, ids: Tensor | None, raw: bool = False, for_drafts: bool = False
+    ) -> Callable[[Tensor], Tensor]:
         """Return a function from final-norm outputs […, D] to logits […, V′] of some tokens.
 
         Args:
             ids: [V′] the tokens; None for all of them.
             raw: whether to leave out the model's cap or scale of the logits, because a model of the
                 same kind will apply it.
+            for_drafts: whether the logits of some tokens may be computed less exactly.
         """
         behind = (lambda x: x) if raw else self._behind_head
         if behind is None:
@@ -275,7 +278,7 @@ class Decoder:
                 for w in (self.head_weight, bias)
             )
             assert rows is not None
-        multiplied = make_row_product(self._head, rows, biases)
+        multiplied = make_row_product(self._head, rows, biases, for_drafts)
         return lambda states: behind(multiplied(states))
 
     def _raw_logits(self, states: Tensor) -> Tensor:

@@ -228,7 +228,7 @@ class ForwardBatch:
 
     def with_width(self, width: int) -> Self:
         """Return the batch with a padded width of at least `width` tokens for each sequence."""
-        return replace(self, least=width)
+        return self if width <= self.width else replace(self, least=width)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from draftree.models.kernel_names import Kernels
 from draftree.models.llama_structure import GATED, epsilon
 from draftree.native import transformer_kernels
-from draftree.native.transformer_kernels import DTYPES
+from draftree.native.transformer_kernels import DTYPES, address
 
 
 class Replacement(nn.Module):
@@ -57,11 +57,20 @@ class Replacement(nn.Module):
 
 @final
 class KernelRMSNorm(Replacement):
-    """Compute RMSNorm over the last dimension of […, D] by a native kernel."""
+    """Compute RMSNorm over the last dimension of […, D] by a native kernel.
+
+    Args:
+        replaced: the module that is replaced; its weight must not change.
+
+    Attributes:
+        record: the norm in the form that the kernels read.
+    """
 
     def __init__(self, replaced: nn.Module) -> None:
         super().__init__(replaced)
         self._epsilon = epsilon(replaced)
+        weight = self._parameters["weight"]
+        self.record: Any = transformer_kernels.core.Norm(address(weight), self._epsilon)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return each vector divided by its root mean square, times the weight."""

@@ -85,6 +85,7 @@ class SlotCache:
         self.states = states
         self.lengths: Ints = np.zeros(rows, np.int64)
         self.ladder, self._masks = ladder, dict[bool, Tensor]()
+        self._more = dict[int, int]()
         kinds = list(dict.fromkeys(self.shapes))
         self._place = [
             (kinds.index(s), [i for i, t in enumerate(self.shapes) if t == s].index(layer))
@@ -156,12 +157,14 @@ class SlotCache:
 
     def more(self, index: int) -> int:
         """Return how many of the following layers come right after this one in the same tensor."""
-        group, place = self._place[index]
-        behind = itertools.takewhile(
-            lambda pair: pair[1] == (group, place + 1 + pair[0]),
-            enumerate(self._place[index + 1 :]),
-        )
-        return sum(1 for _ in behind)
+        if index not in self._more:
+            group, place = self._place[index]
+            behind = itertools.takewhile(
+                lambda pair: pair[1] == (group, place + 1 + pair[0]),
+                enumerate(self._place[index + 1 :]),
+            )
+            self._more[index] = sum(1 for _ in behind)
+        return self._more[index]
 
     def shift_layers(self, by: int) -> "SlotCache":
         """Return a view in which layer i has the keys and values of layer i + `by`.
@@ -177,6 +180,7 @@ class SlotCache:
         view._place = [
             self._place[o if s else i] for i, (o, s) in enumerate(zip(others, same, strict=True))
         ]
+        view._more = {}
         return view
 
     def writer(self, starts: Ints, n: int, at: Pass | None = None) -> "Writer":

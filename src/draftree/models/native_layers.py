@@ -40,20 +40,62 @@ BLOCK_OUTPUTS = 32
 """Number of outputs in a block: blocks of the gate and of the up projection alternate in memory."""
 
 
-class PreparedLayer(nn.Module, ABC):
-    """Describe a drafter's layer that prepares its own input and continues as a Llama layer.
+class PairLayer(nn.Module, ABC):
+    """Describe a drafter's layer whose attention reads an embedding and a feature side by side.
 
     Attributes:
-        self_attn: the attention, whose input may be wider than its output.
-        mlp: the feed-forward layer.
+        input_layernorm: the norm of the embedding.
+        hidden_norm: the norm of the feature.
+        self_attn: the attention, whose input is twice as wide as its output.
         post_attention_layernorm: the norm before the feed-forward layer.
+        mlp: the feed-forward layer.
         native: the same layer by native kernels, if they are used.
     """
 
+    input_layernorm: nn.Module
+    hidden_norm: nn.Module
     self_attn: nn.Module
-    mlp: nn.Module
     post_attention_layernorm: nn.Module
+    mlp: nn.Module
     native: "NativeLayer | None" = None
+
+    def run_modules(
+        self,
+        pairs: "Pairs",
+        residual: Tensor,
+        turned: tuple[Tensor, Tensor],
+        mask: Tensor,
+        cache: Mapping[str, Any],
+    ) -> Tensor:
+        """Return the layer's output [R, n, H], computed by its torch modules.
+
+        Args:
+            pairs: the inputs of the attention.
+            residual: [R, n, H] the residual stream to which the attention's output is added.
+            turned: [R, n, D] cosines and sines of the positions.
+            mask: [R or 1, 1, n, S] added to the scores.
+            cache: the cache, as a keyword argument of the attention.
+        """
+        x = torch.cat(
+            (self.input_layernorm(pairs.embeddings), self.hidden_norm(pairs.features)), dim=-1
+        )
+        attended, _ = self.self_attn(x, position_embeddings=turned, attention_mask=mask, **cache)
+        x = residual + attended
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Hold the inputs of a `PairLayer`.
+
+    Attributes:
+        embeddings: [R, n, H] the embedding of each token.
+        features: [R, n, H] the feature of each token.
+    """
+
+    embeddings: Tensor
+    features: Tensor
 
 
 @dataclass(frozen=True)
@@ -65,8 +107,6 @@ class Sizes:
         kv_heads: G, the number of key-value heads.
         heads_per_kv_head: the number of query heads that share a key-value head.
         hidden_size: H, the size of a hidden state.
-        attention_input_size: the input size of the q, k and v projections. It is larger than H in
-            EAGLE-3's layer, which concatenates two vectors.
         intermediate_size: the size of the feed-forward layer's inner vector.
         dtype: the dtype of the norms, and of weights that are not stored in 4 bits.
         int4: whether the weights of linear layers are stored in 4 bits (`Int4Linear`).
@@ -77,7 +117,6 @@ class Sizes:
     kv_heads: int
     heads_per_kv_head: int
     hidden_size: int
-    attention_input_size: int
     intermediate_size: int
     dtype: torch.dtype
     int4: bool
@@ -192,17 +231,16 @@ class NativeLayer:
             kv_heads=groups,
             heads_per_kv_head=heads // width // groups,
             hidden_size=mlp.down_proj.out_features,
-            attention_input_size=first[0].in_features,
             intermediate_size=mlp.down_proj.in_features,
             dtype=module.post_attention_layernorm.weight.dtype,
             int4=type(mlp.down_proj) is Int4Linear,
             scale=float(attention.scaling),
         )
         self._held: list[Any] = [module]  # keeps memory of the record
-        prepared = isinstance(module, PreparedLayer)
-        prepared = prepared or isinstance(module.input_layernorm, nn.Identity)
+        unnormed = isinstance(module.input_layernorm, nn.Identity)
         self.record = transformer_kernels.core.Layer(
-            input_norm=norm_record(None if prepared else module.input_layernorm),
+            input_norm=norm_record(None if unnormed else module.input_layernorm),
+            feature_norm=norm_record(getattr(module, "hidden_norm", None)),
             qkv=self._linear(_concatenate, *first),
             q_norm=norm_record(getattr(attention, "q_norm", None)),
             k_norm=norm_record(getattr(attention, "k_norm", None)),
@@ -268,7 +306,7 @@ def run_layers(
     within: KVView,
     mask: Tensor | PackedMask | None,
     parts: int = BOTH,
-    read: Tensor | None = None,
+    pairs: Pairs | None = None,
     outputs: PassOutputs = LAST_LAYER,
 ) -> Tensor:
     """Run layers of the same sizes, one after the other, in one native call.
@@ -281,7 +319,7 @@ def run_layers(
         mask: [R or 1, 1, n, S] added to the scores; by default causal. With a `PackedMask`, x is
             [1, N, H].
         parts: the parts of each layer that run.
-        read: [R, n, …] the attention input of a first layer that prepared it itself; x by default.
+        pairs: the attention inputs of a `PairLayer`, contiguous; x by default.
         outputs: memory for further outputs.
 
     Returns:
@@ -301,7 +339,9 @@ def run_layers(
     it = transformer_kernels.core.Pass()
     it.shape, it.parts = layers[0].sizes.shape, parts
     it.sequences, it.tokens = x.shape[:2]
-    it.input, it.residual = address(x if read is None else read), address(x)
+    it.input = it.residual = address(x)
+    if pairs is not None:
+        it.input, it.features = address(pairs.embeddings), address(pairs.features)
     it.cosines, it.sines = address(angles.cosines), address(angles.sines)
     it.positions = angles.positions.ctypes.data
     it.starts = 0 if within.starts is None else within.starts.ctypes.data
@@ -356,7 +396,7 @@ def _packable(linear: Any) -> bool:
 
 def fits(module: Any) -> bool:
     """Return whether a module has the structure of a layer that the kernels can run."""
-    if not isinstance(module, PreparedLayer) and child_names(module) != CHILDREN:
+    if not isinstance(module, PairLayer) and child_names(module) != CHILDREN:
         return False
     found = linears(module)
     if found is None or len({type(x) for x in found}) > 1 or not all(map(_packable, found)):
@@ -380,18 +420,17 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     draw = torch.Generator().manual_seed(0)
     sizes = ours.sizes
     dtype = sizes.dtype
-    x, ready = (
-        torch.empty(2, n, size).normal_(generator=draw).to(dtype)
-        for size in (sizes.hidden_size, sizes.attention_input_size)
+    x, *pair = (
+        torch.empty(2, n, sizes.hidden_size).normal_(generator=draw).to(dtype) for _ in range(3)
     )
     angles = torch.empty(2, n, sizes.head_dim // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
     turned = angles.cos().to(dtype), angles.sin().to(dtype)
     mask = causal_mask(n, x).repeat(2, 1, 1, 1)
     mask[0, 0, 3, 1:3] = torch.finfo(dtype).min
-    prepared = isinstance(module, PreparedLayer)
+    pairs = Pairs(*pair) if isinstance(module, PairLayer) else None
     try:
-        if prepared:
-            wanted = finish_layer(module, ready, x, turned, mask, {})
+        if pairs is not None:
+            wanted = module.run_modules(pairs, x, turned, mask, {})
         else:
             wanted = module(x, attention_mask=mask, position_embeddings=turned)
     except Exception:  # a layer with other arguments is not supported
@@ -400,32 +439,5 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
         return False
     k, v = (x.new_empty(2, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
     given = Angles.in_order(turned, 2, n), KVView(k, v, None, n), mask
-    found = run_layers([ours], x, *given, read=ready if prepared else None)
+    found = run_layers([ours], x, *given, pairs=pairs)
     return differs_by_rounding(found, wanted, x)
-
-
-def finish_layer(
-    layer: PreparedLayer,
-    ready: Tensor,
-    before: Tensor,
-    turned: tuple[Tensor, Tensor],
-    mask: Tensor,
-    cache: dict[str, Any],
-) -> Tensor:
-    """Run a drafter's layer whose attention input is already prepared, by its torch modules.
-
-    Args:
-        layer: a layer of a drafter.
-        ready: [R, n, …] the input of its attention.
-        before: [R, n, H] the residual stream to which the attention's output is added.
-        turned: [R, n, D] cosines and sines of the positions.
-        mask: [R or 1, 1, n, S] added to the scores.
-        cache: the cache, as a keyword argument of the attention.
-
-    Returns:
-        [R, n, H] the layer's output.
-    """
-    attended, _ = layer.self_attn(ready, position_embeddings=turned, attention_mask=mask, **cache)
-    x = before + attended
-    out: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
-    return out

@@ -3,12 +3,12 @@
 Shapes: n tokens of a pass, K and E entries of a row before and after.
 """
 
-from typing import Any, final
+from typing import Any, Self, final
 
 from torch import Tensor
 
-from draftree.native import transformer_kernels
-from draftree.native.transformer_kernels import DTYPES, address
+from draftree.native import GENERIC, transformer_kernels, variant
+from draftree.native.transformer_kernels import DTYPES, INT8_GROUP, address
 
 
 def can_pack(weight: Tensor, bias: Tensor | None) -> bool:
@@ -55,6 +55,14 @@ class NativeLinear:
         self.record: Any = transformer_kernels.core.Linear(
             address(self._packed), address(bias), inputs, self.wide, code
         )
+
+    @classmethod
+    def for_drafts(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
+        """Return a product for the LM head of a drafter, in eight bits where that is faster.
+
+        The target verifies all drafts, so their logits need not be exact.
+        """
+        return cls(weight, bias, weight.shape[1] % INT8_GROUP == 0 and variant() != GENERIC)
 
     def with_rows(self, weight: Tensor, bias: Tensor | None) -> "NativeLinear":
         """Return a product with other weights [E′, K] that are rounded as these are."""

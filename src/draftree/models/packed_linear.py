@@ -194,7 +194,7 @@ def packed_shapes(model: nn.Module) -> list[str]:
 
 
 def make_row_product(
-    head: nn.Module, weight: Tensor, bias: Tensor | None
+    head: nn.Module, weight: Tensor, bias: Tensor | None, for_drafts: bool = False
 ) -> Callable[[Tensor], Tensor]:
     """Return a function that computes some outputs of an LM head, with the kernel of that head.
 
@@ -202,10 +202,13 @@ def make_row_product(
         head: the LM head.
         weight: [V′, D] the weights of these outputs.
         bias: [V′] their biases; None for none.
+        for_drafts: whether they may be computed less exactly.
     """
     if not isinstance(head, KernelLinear):
         return lambda states: linear(states, weight, bias)
-    by = head.kernel.with_rows(weight, bias)
+    kernel = head.kernel
+    rounded = for_drafts and isinstance(kernel, NativeLinear)
+    by = NativeLinear.for_drafts(weight, bias) if rounded else kernel.with_rows(weight, bias)
     return lambda states: linear(states, weight, bias) if states.requires_grad else by(states)
 
 

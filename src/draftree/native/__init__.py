@@ -31,7 +31,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Array = NDArray[Any]
 VARIABLE = "DRAFTREE_NATIVE"
 OFF = "off"
-VARIANTS = ("generic", "avx2", "avx512", "avx512_bf16")
+GENERIC = "generic"
+"""The variant for any processor, which may be slower than PyTorch's kernels."""
+VARIANTS = (GENERIC, "avx2", "avx512", "avx512_bf16")
 """All variants of the native kernels, by instruction set."""
 
 ABSENCE_REMARK = (

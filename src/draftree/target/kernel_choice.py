@@ -15,12 +15,10 @@ from draftree.models.graph_capture import Capture, EagerCapture, Graphs
 from draftree.models.kernel_names import GROUPED
 from draftree.models.model_runner import ModelRunner
 from draftree.models.packed_linear import TIMED_BATCH_SIZES, round_head, use_kernels
-from draftree.native import variant
+from draftree.native import GENERIC, variant
 from draftree.target.load_options import Loading
 from draftree.utils.hardware import second_is_faster
 
-GENERIC = "generic"
-"""The variant of the native kernels that may be slower than torch's own kernels."""
 MIN_PARAMETERS = 32_000_000
 """Number of weights from which on a model uses native kernels by default.
 

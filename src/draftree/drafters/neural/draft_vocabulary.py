@@ -166,7 +166,7 @@ class TargetHead(nn.Module):
         if self._rows is None:
             part = self.draft_vocabulary
             self._rows = self._target.decoder.head_for(
-                None if part is None else part.ids, self._raw
+                None if part is None else part.ids, self._raw, for_drafts=True
             )
         return self._rows(states.to(self._target.decoder.dtype))
 

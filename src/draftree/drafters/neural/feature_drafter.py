@@ -342,7 +342,8 @@ class PairDrafter(PairReader):
     def expand(
         self, state: PairState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, PairState]:
-        state = self.flush(state)
+        if state.unread or not len(state.nodes):
+            state = self.flush(state)
         new, places = unfed_nodes(tree.parents, frontier, state.nodes)
         logits, alike = None, np.array_equal(new, np.sort(frontier))
         new = frontier if alike else new  # in frontier order, so that logits need no reordering
@@ -438,7 +439,8 @@ class PairDrafter(PairReader):
                 layout.feed.padded_positions.shape, np.int64
             )  # padding may have any feature
             index[layout.rows, layout.columns] = read
-            features = nn.functional.embedding(to_device(index, device), outputs)
+            read_by = outputs.index_select(0, to_device(index.reshape(-1), device))
+            features = read_by.view(*index.shape, -1)
             if levels == 1:
                 return self._run_unlevelled_pass(state, layout, nodes, features)
             each.append(
@@ -591,7 +593,10 @@ def _append_fed_nodes(
     state: PairState, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor
 ) -> PairState:
     """Return the state after further nodes [F] have been read, with their outputs [F, K D]."""
-    decoding = replace(state.decoding, fed=fed)
+    before = state.decoding
     return PairState(
-        decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs))
+        Decoding(before.cache, before.pending, fed, before.unread),
+        state.features,
+        np.concatenate((state.nodes, nodes)),
+        torch.cat((state.outputs, outputs)),
     )

@@ -19,6 +19,7 @@ from draftree.drafters.neural.native_drafter_layers import KernelLayer, run_nati
 from draftree.errors import UnknownName
 from draftree.models.architecture_checks import LENGTH_DEPENDENT_ROPE, cache_argument
 from draftree.models.kv_cache import LayerShape
+from draftree.models.native_layers import Angles
 from draftree.models.rope_cache import RopeCache
 from draftree.utils.files import Entries, as_user_error
 
@@ -162,6 +163,16 @@ class Rotary(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         self._embedding.to(fn(torch.zeros(1)).device)  # no other dtype
         return self
+
+    def tables(self, like: Tensor, positions: Tensor) -> Angles | None:
+        """Return tables of cosines and sines for native layers, and where positions [R, n] stand.
+
+        They have the dtype of `like`. It is None if angles depend on the length of a text.
+        """
+        if not self.fixed:
+            return None
+        places = positions.numpy().reshape(-1)
+        return Angles(*self._angles.cos_sin(like, int(places.max(initial=0))), places)
 
     def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [R, n, width] for positions [R, n].

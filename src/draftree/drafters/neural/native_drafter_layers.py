@@ -10,20 +10,30 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftree.models.fused_cpu_modules import Replacement, named_submodules, replace_modules
+from draftree.models.fused_cpu_modules import (
+    KernelRMSNorm,
+    Replacement,
+    named_submodules,
+    replace_modules,
+)
 from draftree.models.kernel_names import Kernels
 from draftree.models.kv_cache import KVView, Writer
 from draftree.models.native_layers import (
     FIRST_PART,
+    LAST_LAYER,
     SECOND_PART,
     Angles,
+    Head,
     NativeLayer,
-    PreparedLayer,
+    PairLayer,
+    Pairs,
+    PassOutputs,
     agrees,
     fits,
     run_layers,
 )
-from draftree.models.packed_linear import use_kernels
+from draftree.models.native_linear import NativeLinear, can_pack
+from draftree.models.packed_linear import KernelLinear, drop_pages, use_kernels
 
 
 @final
@@ -63,10 +73,11 @@ def run_native(
     layers: Sequence[NativeLayer],
     index: int,
     x: Tensor,
-    turned: tuple[Tensor, Tensor],
+    turned: tuple[Tensor, Tensor] | Angles,
     mask: Tensor | None,
     cache: Cache | None,
-    read: Tensor | None = None,
+    pairs: Pairs | None = None,
+    outputs: PassOutputs = LAST_LAYER,
 ) -> Tensor:
     """Run native layers, and return the hidden states [R, n, D] after the last one.
 
@@ -76,27 +87,47 @@ def run_native(
         layers: the layers.
         index: the index of the first layer in the cache.
         x: [R, n, D] the hidden states before the first layer.
-        turned: [R or 1, n, D] cosines and sines of the rotary angles of the positions.
+        turned: [R or 1, n, D] cosines and sines of the rotary angles of the positions, or tables of
+            them.
         mask: [R or 1, 1, n, S] added to the scores; by default causal.
         cache: stores keys and values, and returns the keys and values of all visible slots.
-        read: [R, n, …] the input of the first layer's attention, if it is not computed from `x`.
+        pairs: the attention inputs of a `PairLayer`; x by default.
+        outputs: memory for further outputs.
     """
     (rows, n, _), sizes = x.shape, layers[0].sizes
-    angles = Angles.in_order(turned, rows, n)
-    x, read = x.contiguous(), None if read is None else read.contiguous()
+    angles = turned if isinstance(turned, Angles) else Angles.in_order(turned, rows, n)
+    x = x.contiguous()
     within = cache.within(index) if isinstance(cache, Writer) else None
     if within is not None and within.more + 1 >= len(layers):
-        return run_layers(layers, x, angles, within, mask, read=read)
+        return run_layers(layers, x, angles, within, mask, pairs=pairs, outputs=outputs)
     for place, layer in enumerate(layers):
         k, v = (x.new_empty(rows, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
         own = KVView(k, v, None, n)
-        run_layers([layer], x, angles, own, None, FIRST_PART, read)
+        run_layers([layer], x, angles, own, None, FIRST_PART, pairs)
         if cache is not None:
             k, v = cache.update(k, v, index + place)
             k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (k, v))
             own = KVView(k, v, None, k.shape[2])
-        x, read = run_layers([layer], x, angles, own, mask, SECOND_PART), None
+        last = outputs if place + 1 == len(layers) else LAST_LAYER
+        x = run_layers([layer], x, angles, own, mask, SECOND_PART, outputs=last)
     return x
+
+
+def native_head(norm: nn.Module, linear: nn.Module, x: Tensor) -> Head | None:
+    """Return a norm and a head that a native pass computes after its layers, with their memory.
+
+    It is None if they do not run on native kernels.
+
+    Args:
+        norm: the RMSNorm before the head.
+        linear: the head.
+        x: [R, n, H] hidden states of the shape that the norm reads.
+    """
+    kernel = linear.kernel if isinstance(linear, KernelLinear) else None
+    if not isinstance(kernel, NativeLinear) or not isinstance(norm, KernelRMSNorm):
+        return None
+    logits = x.new_empty(*x.shape[:2], kernel.wide)
+    return Head(norm.record, kernel.record, torch.empty_like(x), logits)
 
 
 def layer_kinds(network: nn.Module) -> list[str]:
@@ -104,7 +135,7 @@ def layer_kinds(network: nn.Module) -> list[str]:
     found = {
         type(m.replaced_module).__name__ for m in network.modules() if isinstance(m, KernelLayer)
     }
-    prepared = (m for m in network.modules() if isinstance(m, PreparedLayer) and m.native)
+    prepared = (m for m in network.modules() if isinstance(m, PairLayer) and m.native)
     return sorted(found | {type(m).__name__ for m in prepared})
 
 
@@ -126,13 +157,15 @@ def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> Non
             native.release()
             if not agreed:
                 continue
-            if isinstance(child, PreparedLayer):  # which runs the norms before its attention itself
-                parts = (child.self_attn, child.mlp, child.post_attention_layernorm)
-                inside |= {module for part in parts for module in part.modules()}
+            inside |= set(child.modules())
+            if isinstance(child, PairLayer):
                 child.native = native
                 continue
-            inside |= set(child.modules())
             if parent is not None:
                 setattr(parent, name, KernelLayer(child, native))
+        head: Any = getattr(network, "lm_head", None)
+        if type(head) is nn.Linear and can_pack(head.weight, head.bias):
+            network.lm_head = KernelLinear(head, NativeLinear.for_drafts)
+            drop_pages(head.weight)
     use_kernels(network, kernels or ("native" if layers else None), inside)
     replace_modules(network, kernels, inside)

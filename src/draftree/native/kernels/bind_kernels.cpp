@@ -177,14 +177,16 @@ void bind_kernels(nb::module_& m) {
   nb::class_<Layer>(m, "Layer", "One decoder layer of the Llama kind.")
       .def(
           "__init__",
-          [](Layer* self, const Norm& input_norm, const Linear& qkv, const Norm& q_norm,
-             const Norm& k_norm, const Linear& o_proj, const Norm& post_norm, const Linear& gate_up,
-             const Linear& down) {
-            new (self) Layer{input_norm, qkv, q_norm, k_norm, o_proj, post_norm, gate_up, down};
+          [](Layer* self, const Norm& input_norm, const Norm& feature_norm, const Linear& qkv,
+             const Norm& q_norm, const Norm& k_norm, const Linear& o_proj, const Norm& post_norm,
+             const Linear& gate_up, const Linear& down) {
+            new (self) Layer{input_norm, feature_norm, qkv,     q_norm, k_norm,
+                             o_proj,     post_norm,    gate_up, down};
           },
-          "input_norm"_a, "qkv"_a, "q_norm"_a, "k_norm"_a, "o_proj"_a, "post_norm"_a, "gate_up"_a,
-          "down"_a)
+          "input_norm"_a, "feature_norm"_a, "qkv"_a, "q_norm"_a, "k_norm"_a, "o_proj"_a,
+          "post_norm"_a, "gate_up"_a, "down"_a)
       .def_rw("input_norm", &Layer::input_norm)
+      .def_rw("feature_norm", &Layer::feature_norm)
       .def_rw("qkv", &Layer::qkv)
       .def_rw("q_norm", &Layer::q_norm)
       .def_rw("k_norm", &Layer::k_norm)
@@ -217,6 +219,7 @@ void bind_kernels(nb::module_& m) {
       .def_rw("head", &Pass::head);
   address_property(pass, "table", &Pass::table);
   address_property(pass, "input", &Pass::input);
+  address_property(pass, "features", &Pass::features);
   address_property(pass, "residual", &Pass::residual);
   address_property(pass, "cosines", &Pass::cosines);
   address_property(pass, "sines", &Pass::sines);

@@ -166,16 +166,23 @@ inline int64_t panels_of(int64_t outputs) {
 }
 
 // The bytes that are prefetched while a tile is computed: from an address on, as many as the tile
-// reads (`full`), or half as many.
+// reads (`full`), or half as many. Bytes of a `stream` are read once and shall not stay in caches.
 struct Prefetch {
   const char* from;
-  bool full, half;
+  bool full, half, stream = false;
+
+  // Return the same for the tile whose panels begin `bytes` further on.
+  Prefetch at(int64_t bytes) const { return {from + bytes / (half ? 2 : 1), full, half, stream}; }
 };
 
 template <class G>
 ALWAYS_INLINE void fetch(Prefetch next, int64_t i) {
   constexpr int64_t HALF = G::BYTES / 128 * 64 > 0 ? G::BYTES / 128 * 64 : 64;
-  if (next.full) {
+  if (next.stream) {
+#pragma GCC unroll 10
+    for (int64_t line = 0; line < G::BYTES; line += 64)
+      __builtin_prefetch(next.from + i * G::BYTES + line, 0, 0);
+  } else if (next.full) {
 #pragma GCC unroll 10
     for (int64_t line = 0; line < G::BYTES; line += 64)
       __builtin_prefetch(next.from + i * G::BYTES + line, 0, 2);
@@ -200,8 +207,7 @@ void tile(const char* w, int64_t panel, const char* x, int64_t stride, int64_t i
   const int64_t steps = steps_of<G>(inputs);
   for (int64_t i = 0; i < steps; i++) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++)
-      fetch<G>({next.from + p * panel / (next.half ? 2 : 1), next.full, next.half}, i);
+    for (int p = 0; p < P; p++) fetch<G>(next.at(p * panel), i);
     if constexpr (G::STEP == GROUP) {
       G::template step<M, P>(w + i * G::BYTES, panel, x, stride, i, sums, x + inputs);
     } else {
@@ -223,14 +229,13 @@ void tiles(const char* w, int64_t panel, int64_t panels, const char* x, int64_t 
   constexpr int P = G::panels(M);
   int64_t p = 0;
   for (; p + P <= panels; p += P) {
-    const Prefetch later{next.from + p * panel / (next.half ? 2 : 1), next.full, next.half};
-    tile<G, M, P>(w + p * panel, panel, x, stride, inputs, out + p * G::COLUMNS, ld, later);
+    tile<G, M, P>(w + p * panel, panel, x, stride, inputs, out + p * G::COLUMNS, ld,
+                  next.at(p * panel));
   }
   if constexpr (P > 1)
-    for (; p < panels; p++) {
-      const Prefetch later{next.from + p * panel / (next.half ? 2 : 1), next.full, next.half};
-      tile<G, M, 1>(w + p * panel, panel, x, stride, inputs, out + p * G::COLUMNS, ld, later);
-    }
+    for (; p < panels; p++)
+      tile<G, M, 1>(w + p * panel, panel, x, stride, inputs, out + p * G::COLUMNS, ld,
+                    next.at(p * panel));
 }
 
 template <class G>
@@ -272,10 +277,10 @@ inline Range share(int64_t count, int thread, int threads) {
 //
 // `unit` panels are computed for up to MAX_TOKENS tokens at a time, into `sums` [tokens][unit *
 // COLUMNS]; then use(first token, tokens, first panel, panels, sums, entries from one token's sums
-// to the next one's) is called.
+// to the next one's) is called. With `stream` the weight is prefetched as data that is read once.
 template <class G, class Use>
-void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, int64_t unit, Range range,
-              float* sums, Use&& use) {
+void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, bool stream, int64_t unit,
+              Range range, float* sums, Use&& use) {
   const int64_t panel = panel_bytes<G>(inputs), ld = unit * G::COLUMNS;
   int64_t block = TOKEN_BLOCK / x.stride / MAX_TOKENS * MAX_TOKENS;
   block = block < 4 * MAX_TOKENS ? 4 * MAX_TOKENS : block;
@@ -292,7 +297,7 @@ void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, int64_
         // the other lots read this one from the cache.
         Prefetch next{w, false, false};
         if (lots == 1) {
-          next = {w + (m <= FEW && G::STEP < GROUP ? NEAR : FAR), true, false};
+          next = {w + (m <= FEW && G::STEP < GROUP ? NEAR : FAR), true, false, stream};
         } else if (lot < 2) {
           next = {w + panels * panel + lot * (panels * panel / 2), false, true};
         }

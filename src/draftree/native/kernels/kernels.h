@@ -32,6 +32,9 @@ struct Norm {
 // the up projection.
 struct Layer {
   Norm input_norm;
+  // Set: attention reads the normalised input, and behind it the normalised features of the pass,
+  // as in EAGLE-3.
+  Norm feature_norm;
   Linear qkv;  // G * H heads of queries, then G of keys, then G of values
   Norm q_norm, k_norm;
   Linear o_proj;
@@ -72,7 +75,8 @@ struct Pass {
   const Sequence* table = nullptr;
   const Layer* const* layers = nullptr;  // [count]
   int64_t count = 0;
-  const void* input = nullptr;     // [N, inputs of qkv] input of the first layer
+  const void* input = nullptr;     // [N, hidden] input of the first layer
+  const void* features = nullptr;  // [N, hidden] for layers with a `feature_norm`
   const void* residual = nullptr;  // [N, hidden] added to the first attention's output
   void* const* outputs = nullptr;  // [count] outputs [N, hidden] of the layers; null: not needed
   const void* cosines = nullptr;   // [P, D]

@@ -46,10 +46,10 @@ inline char* scratch(int64_t bytes) {
 // A thread's share of a linear layer, as rounded numbers.
 template <class D, class G>
 void linear_part(const Linear& layer, Rows x, int64_t tokens, typename D::T* output, float* sums,
-                 int thread, int threads) {
+                 int thread, int threads, bool stream = false) {
   constexpr int64_t UNIT = G::panels(1);
   multiply<G>(
-      x, tokens, layer.inputs, layer.weight, UNIT,
+      x, tokens, layer.inputs, layer.weight, stream, UNIT,
       share(panels_of<G>(layer.outputs), thread, threads), sums,
       [&](int64_t first, int m, int64_t panel, int64_t panels, const float* tile_sums, int64_t ld) {
         const int64_t at = panel * G::COLUMNS, end = at + panels * G::COLUMNS,
@@ -59,6 +59,15 @@ void linear_part(const Linear& layer, Rows x, int64_t tokens, typename D::T* out
             put_some<D>(output + (first + i) * layer.outputs + e,
                         biased<D>(tile_sums + i * ld + e - at, layer.bias, e, last - e), last - e);
       });
+}
+
+// Weights of a pass that are more bytes than this are streamed: they do not stay in the caches
+// until the next pass, and would drive everything else out of them.
+constexpr int64_t STREAMED = 64 << 20;
+
+template <class G>
+int64_t weight_bytes(const Linear& layer) {
+  return panels_of<G>(layer.outputs) * panel_bytes<G>(layer.inputs);
 }
 
 // Up to this many tokens, each thread normalises all rows itself, which is faster than a barrier.
@@ -84,13 +93,19 @@ struct Buffers {
   int64_t sums_bytes = 0, row_bytes = 0;
   int64_t own_rows_bytes = 0;
   int64_t bytes = 0;
+  bool stream = false;  // whether the weights are streamed
 
   Buffers(char* memory, const Pass& pass, int threads) {
     const Shape& s = pass.shape;
     const int64_t tokens = tokens_of(pass), wide = s.groups * s.heads * s.head_dim;
-    int64_t widest = s.hidden;
-    for (int64_t i = 0; i < pass.count; i++)
-      widest = widest < pass.layers[i]->qkv.inputs ? pass.layers[i]->qkv.inputs : widest;
+    int64_t widest = s.hidden, weights = weight_bytes<typename Native<D>::G>(pass.head);
+    for (int64_t i = 0; i < pass.count; i++) {
+      const Layer& layer = *pass.layers[i];
+      widest = widest < layer.qkv.inputs ? layer.qkv.inputs : widest;
+      weights += weight_bytes<G>(layer.qkv) + weight_bytes<G>(layer.o_proj) +
+                 weight_bytes<G>(layer.gate_up) + weight_bytes<G>(layer.down);
+    }
+    stream = weights > STREAMED;
     Arena arena(memory);
     auto rows = [&](int64_t count, int64_t stride) {
       return Rows{arena.take(count * stride), stride};
@@ -164,13 +179,14 @@ class Member {
   void project(const Layer& layer, const T* input, int64_t index) {
     const int64_t dim = shape_.head_dim, width = layer.qkv.inputs,
                   queries = shape_.groups * shape_.heads, groups = shape_.groups;
-    const Rows ready = prepare<G>(layer.input_norm, input, width, buffers_.ready);
+    const Rows ready =
+        prepare<G>(layer.input_norm, input, width, buffers_.ready, nullptr, layer.feature_norm);
     T* const keys = static_cast<T*>(pass_.keys) + index * pass_.key_layer;
     T* const values = static_cast<T*>(pass_.values) + index * pass_.value_layer;
     const int64_t unit = dim / G::COLUMNS;
     Range range = share(queries + 2 * groups, thread_, threads_);
     range = {range.begin * unit, range.end * unit};
-    multiply<G>(ready, tokens_, width, layer.qkv.weight, unit, range, sums_,
+    multiply<G>(ready, tokens_, width, layer.qkv.weight, buffers_.stream, unit, range, sums_,
                 [&](int64_t first, int m, int64_t panel, int64_t, const float* sums, int64_t ld) {
                   const int64_t head = panel / unit;
                   for (int i = 0; i < m; i++) {
@@ -257,7 +273,7 @@ class Member {
     constexpr int64_t UNIT = 64 / G::COLUMNS;
     Range range = share(shape_.intermediate / 32, thread_, threads_);
     range = {range.begin * UNIT, range.end * UNIT};
-    multiply<G>(ready, tokens_, hidden, layer.gate_up.weight, UNIT, range, sums_,
+    multiply<G>(ready, tokens_, hidden, layer.gate_up.weight, buffers_.stream, UNIT, range, sums_,
                 [&](int64_t first, int m, int64_t panel, int64_t, const float* sums, int64_t ld) {
                   const int64_t at = panel * G::COLUMNS;
                   for (int i = 0; i < m; i++) {
@@ -279,19 +295,26 @@ class Member {
   // Return rows in the layout of a product's input, normalised if there is a norm.
   //
   // Up to OWN_TOKENS tokens, each thread prepares all rows in its private memory. Above, the
-  // threads share the rows and wait for each other.
+  // threads share the rows and wait for each other. With a norm of features, the features of a
+  // token follow its input, and `width` counts both.
   template <class To>
-  Rows prepare(const Norm& norm, const T* input, int64_t width, Rows shared, T* states = nullptr) {
+  Rows prepare(const Norm& norm, const T* input, int64_t width, Rows shared, T* states = nullptr,
+               const Norm& feature_norm = {}) {
+    const T* const features = static_cast<const T*>(pass_.features);
+    const int64_t size = feature_norm.weight == nullptr ? width : width / 2;
     const bool own = tokens_ <= OWN_TOKENS;
     const Rows to{own ? own_rows_ : shared.data, shared.stride};
     const Range mine = own ? Range{0, tokens_} : share(tokens_, thread_, threads_);
     for (int64_t token = mine.begin; token < mine.end; token++) {
-      const T* const x = input + token * width;
+      const T* const x = input + token * size;
       if (norm.weight != nullptr) {
-        norm_row<D>(x, static_cast<const T*>(norm.weight), norm.epsilon, width, row_);
+        norm_row<D>(x, static_cast<const T*>(norm.weight), norm.epsilon, size, row_);
       } else {
-        widen_row<D>(x, width, row_);
+        widen_row<D>(x, size, row_);
       }
+      if (feature_norm.weight != nullptr)
+        norm_row<D>(features + token * size, static_cast<const T*>(feature_norm.weight),
+                    feature_norm.epsilon, size, row_ + size);
       To::put(to.at(token), 0, row_, width, width);
       if (states != nullptr && (!own || thread_ == 0))
         narrow_row<D>(row_, width, states + token * width);
@@ -304,7 +327,7 @@ class Member {
   void add_product(const Linear& layer, Rows x, const T* before, T* output) {
     constexpr int64_t UNIT = G::panels(1);
     multiply<G>(
-        x, tokens_, layer.inputs, layer.weight, UNIT,
+        x, tokens_, layer.inputs, layer.weight, buffers_.stream, UNIT,
         share(panels_of<G>(layer.outputs), thread_, threads_), sums_,
         [&](int64_t first, int m, int64_t panel, int64_t panels, const float* sums, int64_t ld) {
           const int64_t at = panel * G::COLUMNS;
@@ -324,7 +347,7 @@ class Member {
     const Rows ready = prepare<HG>(pass_.final_norm, input, shape_.hidden, buffers_.head_ready,
                                    static_cast<T*>(pass_.final_states));
     linear_part<D, HG>(pass_.head, ready, tokens_, static_cast<T*>(pass_.logits), sums_, thread_,
-                       threads_);
+                       threads_, buffers_.stream);
   }
 
  public:
