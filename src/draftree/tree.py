@@ -6,7 +6,7 @@ and policies decide in Python which of them to expand. Trees whose shape is know
 grow on a GPU, and are copied to the host later (`policies/_device_growth.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
@@ -250,6 +250,24 @@ class SubtreeCandidates:
     candidates: Candidates
     alone: bool = True
 
+    @classmethod
+    def concatenate(cls, parts: "Sequence[SubtreeCandidates]") -> "SubtreeCandidates":
+        """Return the retrieved candidates of several sequences; each part counts those before it."""
+        if len(parts) == 1:
+            return parts[0]
+        count = sum(len(part.nodes) for part in parts)
+        width = max(part.candidates.tokens.shape[1] for part in parts)
+        tokens, log_q = np.zeros((count, width), np.int64), np.full((count, width), -np.inf)
+        first = 0
+        for part in parts:
+            at = slice(first, first + len(part.nodes)), slice(part.candidates.tokens.shape[1])
+            tokens[at], log_q[at] = part.candidates.tokens, part.candidates.log_q
+            first += len(part.nodes)
+        nodes, rows = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("nodes", "rows")
+        )
+        return cls(nodes, rows, Candidates(tokens, log_q), parts[0].alone)
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -454,9 +472,13 @@ class AcceptResult:
             found += path.tolist()
         return np.array(found, np.int64)
 
+    @cached_property
+    def _committed(self) -> list[Ints]:
+        return [np.concatenate(((root,), path)) for root, path in enumerate(self.paths)]
+
     def committed_nodes(self, root: int) -> Ints:
         """Return the committed nodes of one tree: the root and the accepted nodes below it."""
-        return np.append(root, self.paths[root])
+        return self._committed[root]
 
 
 @dataclass(frozen=True)

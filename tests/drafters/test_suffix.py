@@ -415,6 +415,31 @@ def test_one_call_finds_the_same_as_calls_by_layer(
     )
 
 
+@settings(deadline=None)
+@given(st.lists(TEXT.filter(len), min_size=2, max_size=3), KNOBS, st.integers(1, 3), st.data())
+def test_one_call_for_several_sequences(
+    texts: list[list[int]], knobs: Suffix, k: int, data: st.DataObject
+) -> None:
+    """Each sequence has the drafts that it has alone, to its own depth."""
+    drafter = SuffixDrafter(knobs)
+    rows = np.arange(len(texts))
+    deepest = ints([data.draw(st.integers(1, 6)) for _ in texts])
+    tree = Tree.from_roots(rows, ints([text[-1] for text in texts]))
+    state = reading(drafter, [text[:-1] for text in texts], [])
+    found, _ = drafter.below(state, tree, rows, k, Drawing(), deepest)
+    assert found is not None
+    assert found.rows.tolist() == sorted(found.rows.tolist())
+    whole = append(tree, found.nodes, found.candidates)
+    for row, text in enumerate(texts):
+        alone, own = reading(drafter, [text[:-1]], []), from_roots(text)
+        mine = drafter.below(alone, own, ints([0]), k, Drawing(), deepest[row : row + 1])[0]
+        assert mine is not None
+        wanted = values(append(own, mine.nodes, mine.candidates), 1)
+        nodes = [n for n in range(len(texts), len(whole)) if whole.row[n] == row]
+        paths = {tuple(whole.tokens[whole.path(n)].tolist()): float(whole.score[n]) for n in nodes}
+        assert paths == wanted
+
+
 def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
     """And one draft step is noted for it, whatever its depth."""
     text = [5, 1, 2, 3, 4, 1, 2, 3, 9, 8, 1, 2, 6, 1, 2]

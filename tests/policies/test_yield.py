@@ -20,10 +20,12 @@ from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine, generate_plain
+from draftree.kernels.tree_growth import DraftPrice
 from draftree.metrics import Work
 from draftree.online_logistic import Logistic
 from draftree.policies.base import Expand, RetrievalExpand
 from draftree.policies.ddtree import DDTree
+from draftree.policies.yield_ import _Budget
 from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.testing.fakes import (
@@ -726,3 +728,23 @@ def test_looking_for_finds_does_not_empty_the_account() -> None:
             costs,
         )
     assert memory.regret_budget > 0
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_step_that_cannot_pay_pays_with_no_hits(seed: int) -> None:
+    """Whatever share of the nodes' values retrieval has found."""
+    draw = np.random.default_rng(seed)
+    tree = Tree.from_roots(np.arange(3), np.arange(3))
+    tree = replace(tree, nodes=tree.nodes._replace(score=-draw.exponential(0.5, 3)))
+    weights = draw.normal(0, 1.5, 5)
+    reach = replace(Yield().start().reach, weights=weights)
+    memory = replace(Yield().start(), reach=reach)
+    costs = Costs({1: float(draw.uniform(0.01, 0.3))}, {1: 1.0, 8: float(draw.uniform(1, 3))})
+    budget = _Budget.of(costs, 3, memory)
+    step = DraftPrice(costs.draft_curve, 3, 1, 0.0)
+    least, frontier = float(draw.uniform(0, 0.2)), np.arange(3)
+    share = draw.uniform(0, 1, 3)
+    found = share * np.exp(tree.score)
+    chosen, _ = budget.worth_expanding(tree, frontier, found, memory, least, step)
+    if chosen.size:
+        assert budget.may_pay(tree, frontier, memory, least, step)

@@ -344,7 +344,7 @@ class FusedDrafter(Drafter[FusedState]):
         trust = list(state.trust)
         for root in range(tree.roots):
             row, kept = int(tree.row[root]), verdict.committed_nodes(root)
-            nexts = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
+            nexts = np.concatenate((tree.tokens[kept[1:]], verdict.bonus[root : root + 1]))
             finds = [[f for f in state.finds if f.part == i] for i in range(len(inner))]
             trust[row] = tuple(
                 _update_trust(known, mine, tree.number[kept], nexts) if mine else known

@@ -150,15 +150,24 @@ class SuffixDrafter(Drafter[SuffixState]):
         drawing: Drawing,
         deepest: Ints,
     ) -> tuple[SubtreeCandidates | None, SuffixState]:
-        if tree.roots > 1:  # one call per sequence would take as long as one per layer
-            return None, state
-        drafts, row = dict(state.drafts), int(tree.row[0])
-        text = self._text_of(state, tree, 0, frontier, drafts)
-        nodes, tokens, log_q = descendants(
-            text, tree.nodes, frontier, min(k, MAX_NODES), int(deepest[row]), len(tree)
-        )
-        found = SubtreeCandidates(nodes, np.full(len(nodes), row), Candidates(tokens, log_q))
-        return found, state.with_drafts(drafts)
+        drafts, parts, first = dict(state.drafts), list[SubtreeCandidates](), len(tree)
+        for root, mine in self._by_root(tree, frontier):
+            row, text = int(tree.row[root]), self._text_of(state, tree, root, mine, drafts)
+            nodes, tokens, log_q = descendants(
+                text, tree.nodes, mine, min(k, MAX_NODES), int(deepest[row]), first
+            )
+            first += int((log_q > -np.inf).sum())
+            candidates = Candidates(tokens, log_q)
+            parts.append(SubtreeCandidates(nodes, np.full(len(nodes), row), candidates))
+        return SubtreeCandidates.concatenate(parts), state.with_drafts(drafts)
+
+    def _by_root(self, tree: Tree, frontier: Ints) -> list[tuple[int, Ints]]:
+        """Return the roots of the frontier's nodes, each with the nodes below it."""
+        if tree.roots == 1:
+            return [(0, frontier)]
+        rows = tree.row[frontier]
+        roots = np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist()
+        return [(root, frontier[rows == tree.row[root]]) for root in roots]
 
     def _text_of(
         self,

@@ -208,6 +208,13 @@ class Yield(Policy):
             likely, able, least, worst = budget.promising(tree, start, room, self.depth)
             if not likely.size:
                 break
+            fed, spent = 0, 0.0
+            if able.size:
+                fed = len(able) if search is None else search.passes(tree, able)
+            step = DraftPrice(costs.draft_curve, fed, ahead, waiting)
+            tried = search is None or due or not fed
+            if not tried and not budget.may_pay(tree, able, memory, least, step):
+                able, fed = able[:0], 0  # retrieval alone, of all layers at once
             if (
                 not able.size
                 and (whole := _append_all_hits(search, tree, likely, self.width, deepest, memory))
@@ -215,16 +222,13 @@ class Yield(Policy):
             ):
                 tree = whole
                 break
-            fed, spent = len(able) if search is None else search.passes(tree, able), 0.0
             found = None if search is None else search.find(tree, likely, self.width)
             guesses, below = (
                 (None, ZEROS) if found is None else _value_hits(tree, likely, found, memory)
             )
             if fed:
                 had = below[tree.entropy[likely] != UNREAD_ENTROPY] if below.size else below
-                chosen, spent = budget.worth_expanding(
-                    tree, able, had, memory, least, fed, ahead, waiting
-                )
+                chosen, spent = budget.worth_expanding(tree, able, had, memory, least, step)
             else:  # predicted by a pass of this step: no node is worth more than its parent, so the rest is skipped
                 chosen = able[
                     np.exp(tree.score[able]) > min(least, worst)
@@ -271,9 +275,8 @@ class Yield(Policy):
         memory = outlook.memory
         budget = _Budget.of(costs, tree.roots, memory)
         _, able, least, _ = budget.promising(tree, 0, outlook.room, self.depth)
-        chosen, spent = budget.worth_expanding(
-            tree, able, ZEROS, memory, least, len(able), 1, costs.catch_up
-        )
+        step = DraftPrice(costs.draft_curve, len(able), 1, costs.catch_up)
+        chosen, spent = budget.worth_expanding(tree, able, ZEROS, memory, least, step)
         if probing := able.size > chosen.size == 0 and budget.due(memory, self.probe):
             chosen, spent = able, costs.draft_seconds(len(able) / tree.roots) + costs.catch_up
         if not chosen.size:
@@ -432,9 +435,7 @@ class _Budget:
         below: Floats,
         memory: Learned,
         least: float,
-        fed: int,
-        ahead: int,
-        waiting: float,
+        step: DraftPrice,
     ) -> tuple[Ints, float]:
         """Return the frontier nodes for which one more draft step pays, and the step's seconds.
 
@@ -447,13 +448,30 @@ class _Budget:
             below: [F] the value of the retrieval hits after each node; [0] for no hits.
             memory: the policy's memory.
             least: the cost of verifying one more node, in tokens.
-            fed: the largest number of nodes that the draft step can read.
-            ahead: number of layers that the step predicts. After an accepted child, another one is
-                accepted with the same probability.
-            waiting: seconds of postponed work that must run before the step.
+            step: the price of the step.
         """
-        step = DraftPrice(self.costs.draft_curve, fed, ahead, waiting)
         return worth_expanding(tree.nodes, frontier, below, memory.success, least, step, self.price)
+
+    def may_pay(
+        self, tree: Tree, frontier: Ints, memory: Learned, least: float, step: DraftPrice
+    ) -> bool:
+        """Return whether a draft step may pay, whatever retrieval finds after its nodes.
+
+        The share of a node's value that retrieval finds is between 0 and 1, and the estimate of
+        success is monotonic in it.
+
+        Args:
+            tree: the tree so far.
+            frontier: [F] nodes that the step can expand.
+            memory: the policy's memory.
+            least: the cost of verifying one more node, in tokens.
+            step: the price of the step.
+        """
+        found = ZEROS, np.exp(tree.score[frontier])
+        return any(
+            self.worth_expanding(tree, frontier, below, memory, least, step)[0].size
+            for below in found
+        )
 
     def select_worthwhile(self, tree: Tree, probing: bool) -> Tree:
         """Return the tree with the roots and the nodes that are worth their verification.
