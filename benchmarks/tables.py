@@ -220,21 +220,16 @@ SPEEDS = (
         "draftree, 4 bits: plain",
         FOUR,
     ),
-    (
-        "6 math questions",
-        "AVX2, float32",
-        "avx2",
-        "",
-        "plain decoding/float32",
-        "draftree: default/float32",
-    ),
-    (
-        "6 math questions",
-        "AVX2, bfloat16",
-        "avx2",
-        "",
-        "plain decoding/bfloat16",
-        "draftree: default/bfloat16",
+    *(
+        (
+            "20 math questions",
+            f"AVX2 kernels, {precision}",
+            "smollm2_avx2_math",
+            "",
+            f"{PLAIN}/{precision}",
+            f"{OURS}/{precision}",
+        )
+        for precision in ("float32", "bfloat16")
     ),
 )
 """The rows of the README's table: prompts, machine, result, and the compared ways."""

@@ -212,9 +212,13 @@ class Yield(Policy):
             if able.size:
                 fed = len(able) if search is None else search.passes(tree, able)
             step = DraftPrice(costs.draft_curve, fed, ahead, waiting)
-            tried = search is None or due or not fed
-            if not tried and not budget.may_pay(tree, able, memory, least, step):
-                able, fed = able[:0], 0  # retrieval alone, of all layers at once
+            if (
+                search is not None
+                and fed
+                and not due
+                and not budget.may_pay(tree, able, memory, least, step)
+            ):  # retrieval alone remains, which can find all layers at once
+                able, fed = able[:0], 0
             if (
                 not able.size
                 and (whole := _append_all_hits(search, tree, likely, self.width, deepest, memory))
