@@ -71,6 +71,16 @@ def test_layers_that_change_with_the_width_are_found(
         )
 
 
+def test_differences_in_one_of_100_000_entries_are_found() -> None:
+    """Kernels for sums of 32 numbers in bfloat16 differ in one of 25,000 entries, with AVX-512 BF16."""
+
+    def rarely(rows: Tensor) -> Tensor:
+        chosen = (rows.double() * 1e7).long() % 100_000 == 3
+        return rows * 2 + chosen * (len(rows) >= 8)
+
+    assert widths(rarely, 32, torch.float32) == Widths(8)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_place_in_the_pass_that_changes_a_row_is_found(dtype: torch.dtype) -> None:
     def last_is_odd(rows: Tensor) -> Tensor:

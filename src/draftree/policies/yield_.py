@@ -214,6 +214,7 @@ class Yield(Policy):
             step = DraftPrice(costs.draft_curve, fed, ahead, waiting)
             if (
                 search is not None
+                and not searches
                 and fed
                 and not due
                 and not budget.may_pay(tree, able, memory, least, step)

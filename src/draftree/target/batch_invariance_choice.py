@@ -40,7 +40,7 @@ the measurement in seconds.
 """
 MIN_REPORTED_PERCENT = 1.0
 """Relative cost in percent from which on the choice is logged."""
-LAYOUT = "2"
+LAYOUT = "3"
 """Version of the saved files; it changes when the measurements or their results change."""
 CHUNK_SIZES = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
 """Lengths of the parts in which a test text is read; the result is compared with a single pass."""
