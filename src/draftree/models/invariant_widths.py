@@ -40,11 +40,11 @@ WIDE_WIDTHS = (96, 128, 256)
 
 If a wide pass differs, passes are split into blocks of the largest narrow width.
 """
-MIN_COMPARED_ENTRIES = 8192
-"""Number of output entries that are compared at each place of a pass.
+MIN_COMPARED_ENTRIES, HALF_FACTOR = 1024, 8
+"""Number of output entries that are compared at each place of a pass; in half precision `HALF_FACTOR` times as many.
 
-With 64 places these are half a million entries. In bfloat16, sums of 32 numbers in another order differ about once
-in 25,000 entries, longer sums more often (torch 2.13, AVX-512 BF16).
+With 64 places these are half a million entries in half precision. In bfloat16, sums of 32 numbers in another
+order differ about once in 25,000 entries, longer sums more often (torch 2.13, AVX-512 BF16).
 """
 LANES, MAX_SINGLE_THREAD_ENTRIES = 64, 32_768
 """Number of entries that the widest vectorised loop computes together.
@@ -140,9 +140,10 @@ def widths(
     draw, last = np.random.default_rng(0), max(NARROW_WIDTHS)
     made = operation(torch.zeros(1, entries, dtype=dtype, device=device))
     few = (made if isinstance(made, Tensor) else made[0]).shape[-1]
+    compared = MIN_COMPARED_ENTRIES * (HALF_FACTOR if dtype.itemsize == 2 else 1)
     drawn = [
         torch.from_numpy(draw.normal(size=(max(WIDE_WIDTHS), entries))).to(device, dtype)
-        for _ in range(-(-MIN_COMPARED_ENTRIES // few))
+        for _ in range(-(-compared // few))
     ]
     seen = [
         [
