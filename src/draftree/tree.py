@@ -252,7 +252,7 @@ class SubtreeCandidates:
 
     @classmethod
     def concatenate(cls, parts: "Sequence[SubtreeCandidates]") -> "SubtreeCandidates":
-        """Return the retrieved candidates of several sequences; each part counts those before it."""
+        """Return the candidates of several sequences, of which each part counts those before it."""
         if len(parts) == 1:
             return parts[0]
         count = sum(len(part.nodes) for part in parts)
@@ -473,12 +473,12 @@ class AcceptResult:
         return np.array(found, np.int64)
 
     @cached_property
-    def _committed(self) -> list[Ints]:
+    def _nodes_by_root(self) -> list[Ints]:
         return [np.concatenate(((root,), path)) for root, path in enumerate(self.paths)]
 
     def committed_nodes(self, root: int) -> Ints:
         """Return the committed nodes of one tree: the root and the accepted nodes below it."""
-        return self._committed[root]
+        return self._nodes_by_root[root]
 
 
 @dataclass(frozen=True)

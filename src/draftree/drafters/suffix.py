@@ -14,7 +14,7 @@ from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_text
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, Target
-from draftree.tree import MAX_NODES, AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
+from draftree.tree import MAX_NODES, AcceptResult, Bools, Candidates, Ints, SubtreeCandidates, Tree
 from draftree.utils.validated_dataclass import knob
 
 CachedDraft = tuple[int, RootText]
@@ -132,9 +132,8 @@ class SuffixDrafter(Drafter[SuffixState]):
                 np.zeros((len(frontier), width), np.int64),
                 np.full((len(frontier), width), -np.inf),
             )
-            rows, used = tree.row[frontier], 1
-            for root in np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist():
-                mine = rows == tree.row[root]
+            used = 1
+            for root, mine in _split_by_root(tree, frontier):
                 text = self._text_of(state, tree, root, frontier[mine], drafts)
                 tokens[mine], log_q[mine], most = children(text, tree.nodes, frontier[mine], width)
                 used = max(used, most)
@@ -150,24 +149,19 @@ class SuffixDrafter(Drafter[SuffixState]):
         drawing: Drawing,
         deepest: Ints,
     ) -> tuple[SubtreeCandidates | None, SuffixState]:
-        drafts, parts, first = dict(state.drafts), list[SubtreeCandidates](), len(tree)
-        for root, mine in self._by_root(tree, frontier):
-            row, text = int(tree.row[root]), self._text_of(state, tree, root, mine, drafts)
+        drafts = dict(state.drafts)
+        parts = list[SubtreeCandidates]()
+        first = len(tree)
+        for root, mine in _split_by_root(tree, frontier):
+            row = int(tree.row[root])
+            text = self._text_of(state, tree, root, frontier[mine], drafts)
             nodes, tokens, log_q = descendants(
-                text, tree.nodes, mine, min(k, MAX_NODES), int(deepest[row]), first
+                text, tree.nodes, frontier[mine], min(k, MAX_NODES), int(deepest[row]), first
             )
             first += int((log_q > -np.inf).sum())
             candidates = Candidates(tokens, log_q)
             parts.append(SubtreeCandidates(nodes, np.full(len(nodes), row), candidates))
         return SubtreeCandidates.concatenate(parts), state.with_drafts(drafts)
-
-    def _by_root(self, tree: Tree, frontier: Ints) -> list[tuple[int, Ints]]:
-        """Return the roots of the frontier's nodes, each with the nodes below it."""
-        if tree.roots == 1:
-            return [(0, frontier)]
-        rows = tree.row[frontier]
-        roots = np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist()
-        return [(root, frontier[rows == tree.row[root]]) for root in roots]
 
     def _text_of(
         self,
@@ -228,3 +222,12 @@ class SuffixDrafter(Drafter[SuffixState]):
             return state.memory
         outputs = [state.texts[row][state.begun[row] :] for row in rows]
         return state.memory.remember(outputs, self.knobs.longest, self.knobs.memory)
+
+
+def _split_by_root(tree: Tree, frontier: Ints) -> list[tuple[int, Bools]]:
+    """Return the roots of the nodes of a frontier [F], each with [F] whether a node is below it."""
+    if tree.roots == 1:
+        return [(0, np.ones(len(frontier), np.bool_))]
+    rows = tree.row[frontier]
+    roots = np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist()
+    return [(root, rows == tree.row[root]) for root in roots]

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from draftree.models.kernel_names import Kernels
 from draftree.models.llama_structure import GATED, epsilon
+from draftree.models.native_layers import norm_record
 from draftree.native import transformer_kernels
-from draftree.native.transformer_kernels import DTYPES, address
+from draftree.native.transformer_kernels import DTYPES
 
 
 class Replacement(nn.Module):
@@ -69,8 +70,7 @@ class KernelRMSNorm(Replacement):
     def __init__(self, replaced: nn.Module) -> None:
         super().__init__(replaced)
         self._epsilon = epsilon(replaced)
-        weight = self._parameters["weight"]
-        self.record: Any = transformer_kernels.core.Norm(address(weight), self._epsilon)
+        self.record: Any = norm_record(replaced)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return each vector divided by its root mean square, times the weight."""

@@ -41,10 +41,11 @@ WIDE_WIDTHS = (96, 128, 256)
 If a wide pass differs, passes are split into blocks of the largest narrow width.
 """
 MIN_COMPARED_ENTRIES, HALF_FACTOR = 1024, 8
-"""Number of output entries that are compared at each place of a pass; in half precision `HALF_FACTOR` times as many.
+"""Number of output entries that are compared at each place of a pass.
 
-With 64 places these are half a million entries in half precision. In bfloat16, sums of 32 numbers in another
-order differ about once in 25,000 entries, longer sums more often (torch 2.13, AVX-512 BF16).
+In half precision they are `HALF_FACTOR` times as many: half a million entries at 64 places. In
+bfloat16, sums of 32 numbers in another order differ about once in 25,000 entries, longer sums more
+often (torch 2.13, AVX-512 BF16).
 """
 LANES, MAX_SINGLE_THREAD_ENTRIES = 64, 32_768
 """Number of entries that the widest vectorised loop computes together.

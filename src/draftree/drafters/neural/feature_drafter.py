@@ -439,8 +439,8 @@ class PairDrafter(PairReader):
                 layout.feed.padded_positions.shape, np.int64
             )  # padding may have any feature
             index[layout.rows, layout.columns] = read
-            read_by = outputs.index_select(0, to_device(index.reshape(-1), device))
-            features = read_by.view(*index.shape, -1)
+            flat = outputs.index_select(0, to_device(index.reshape(-1), device))
+            features = flat.view(*index.shape, -1)
             if levels == 1:
                 return self._run_unlevelled_pass(state, layout, nodes, features)
             each.append(

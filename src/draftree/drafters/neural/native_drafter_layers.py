@@ -135,8 +135,8 @@ def layer_kinds(network: nn.Module) -> list[str]:
     found = {
         type(m.replaced_module).__name__ for m in network.modules() if isinstance(m, KernelLayer)
     }
-    prepared = (m for m in network.modules() if isinstance(m, PairLayer) and m.native)
-    return sorted(found | {type(m).__name__ for m in prepared})
+    pairs = (m for m in network.modules() if isinstance(m, PairLayer) and m.native)
+    return sorted(found | {type(m).__name__ for m in pairs})
 
 
 def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> None:
