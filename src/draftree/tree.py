@@ -250,24 +250,6 @@ class SubtreeCandidates:
     candidates: Candidates
     alone: bool = True
 
-    @classmethod
-    def concatenate(cls, parts: "Sequence[SubtreeCandidates]") -> "SubtreeCandidates":
-        """Return the candidates of several sequences, of which each part counts those before it."""
-        if len(parts) == 1:
-            return parts[0]
-        count = sum(len(part.nodes) for part in parts)
-        width = max(part.candidates.tokens.shape[1] for part in parts)
-        tokens, log_q = np.zeros((count, width), np.int64), np.full((count, width), -np.inf)
-        first = 0
-        for part in parts:
-            at = slice(first, first + len(part.nodes)), slice(part.candidates.tokens.shape[1])
-            tokens[at], log_q[at] = part.candidates.tokens, part.candidates.log_q
-            first += len(part.nodes)
-        nodes, rows = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("nodes", "rows")
-        )
-        return cls(nodes, rows, Candidates(tokens, log_q), parts[0].alone)
-
 
 @dataclass(frozen=True)
 class Tree:

@@ -11,7 +11,7 @@ from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Wei
 from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams
 from draftree.drafters.retrieval.suffix_array import PrefixTree, join_documents, suffix_array
-from draftree.drafters.retrieval.suffix_match_expansion import RootText
+from draftree.drafters.retrieval.suffix_match_expansion import PATH_TOKENS, RootText
 from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
 from draftree.native import REFERENCES, core
 from draftree.policies.mcts import Exploration, SentenceTree
@@ -33,6 +33,8 @@ def same(left: Any, right: Any) -> bool:
     """Return whether two results have the same types, shapes and bits."""
     if isinstance(left, tuple):
         return isinstance(right, tuple) and len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, np.ndarray):
         return (
             left.dtype == right.dtype
@@ -89,15 +91,21 @@ def test_suffix_drafts(seed: int, limits: Limits, k: int) -> None:
     room = np.zeros(end + 8, np.int32)
     room[:end] = np.append(text, tokens[0])
     drafted = check("suffix_draft", room, end, memory, limits)
-    frontier = np.unique(draw.integers(0, len(tokens), 4))
-    text = RootText(room, end, drafted, memory, limits)
+    texts = [text, numbers(draw, 3, 60)]  # of two trees, of which the second is its root
+    found = check("suffix_root_texts", texts, [int(tokens[0]), 1], memory, limits)
+    assert same(found[0][2], drafted)
+    frontier = np.unique(draw.integers(0, len(tokens) + 1, 4))
+    owners = (frontier == len(tokens)).astype(np.int64)
+    tokens, parents = np.append(tokens, 1), np.append(parents, -1)
     nodes = Tree.from_roots(tokens, tokens).nodes._replace(parents=parents)
-    check("suffix_children", text, nodes, frontier, k)
-    check("suffix_descendants", text, nodes, frontier, k, int(draw.integers(0, 12)), len(tokens))
+    asked = [RootText(*fields) for fields in found], owners, nodes, frontier, k
+    check("suffix_children", *asked, memory, limits)
+    check("suffix_descendants", *asked, draw.integers(0, 12, 2), memory, limits)
 
 
 def test_a_draft_has_no_more_nodes_than_a_tree() -> None:
     assert core.loops.MAX_NODES == MAX_NODES
+    assert core.loops.PATH_TOKENS == PATH_TOKENS
     text = np.tile(np.arange(300, dtype=np.int32), 4)
     nodes, _ = check(
         "suffix_draft", text, len(text), Outputs.empty(), Limits(300, 2000, 4.0, 0.1, 256)

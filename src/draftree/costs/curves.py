@@ -9,7 +9,9 @@ Shapes: W measured widths.
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +26,12 @@ from draftree.kernels.tree_growth import between
 from draftree.metrics import Work
 from draftree.tree import Floats
 from draftree.utils.files import Entries, read_object, write_text
-from draftree.utils.validated_dataclass import Part, is_finite, is_whole, knob
+from draftree.utils.validated_dataclass import Part, is_finite, knob
 
 MAX_WIDTH = 2**53
 """Largest number of tokens; beyond it, float64 does not represent all integers."""
+MAX_SECONDS = sys.float_info.max
+"""Largest cost in seconds."""
 MAX_BATCH_SIZE = 64
 """Largest measured batch size; larger batches get the costs of this one."""
 
@@ -35,11 +39,20 @@ Curve = tuple[Floats, Floats]
 """A curve: [W] numbers of tokens in ascending order, and [W] seconds."""
 
 
+def _is_in(value: Any, most: float) -> bool:
+    """Return whether a value is a number above 0 and at most `most`; True is not a number here.
+
+    Curves are made often, so that the two common types are recognised first.
+    """
+    return (type(value) in (float, int) or is_finite(value)) and 0 < value <= most
+
+
 @dataclass(frozen=True)
 class Costs(Part):
     """Seconds by number of tokens of each sequence, interpolated linearly between measured widths.
 
-    Beyond the last width the last slope continues.
+    Beyond the last width the last slope continues. Widths of a batch may be fractions: nine tokens
+    of eight sequences are 1.125 tokens of each.
 
     Attributes:
         draft: {f: sₐ(f)}, seconds of a draft step over f frontier nodes of each sequence, after
@@ -57,8 +70,8 @@ class Costs(Part):
         UserError: a width, a figure, the context or the number of sequences is out of range.
     """
 
-    draft: Mapping[int, float]
-    target: Mapping[int, float]
+    draft: Mapping[float, float]
+    target: Mapping[float, float]
     commit: float = knob(0.0, least=0)
     context: int = knob(0, least=0)
     rows: int = knob(1, least=1)
@@ -69,11 +82,11 @@ class Costs(Part):
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
             fine = isinstance(curve, Mapping) and all(
-                is_whole(w, 1, MAX_WIDTH) and is_finite(s) and s > 0 for w, s in curve.items()
+                _is_in(w, MAX_WIDTH) and _is_in(s, MAX_SECONDS) for w, s in curve.items()
             )
             if not fine or not curve:
                 raise UserError(
-                    f"costs: '{name}' is {format_value(curve)}, allowed are widths from 1 on with seconds above 0"
+                    f"costs: '{name}' is {format_value(curve)}, allowed are widths and seconds above 0"
                 )
         super().__post_init__()
 
@@ -133,7 +146,7 @@ class Costs(Part):
         widths, least = np.array(sorted(self.target), np.float64), min(self.target.values())
         more = self.targets(widths + tokens) - self.target_seconds(1 + tokens)
         seconds = np.maximum(self.token + more, least)
-        return replace(self, target=dict(zip(map(int, widths), seconds.tolist(), strict=True)))
+        return replace(self, target=dict(zip(widths.tolist(), seconds.tolist(), strict=True)))
 
     def at(self, context: int, rows: int) -> "Costs":
         """Return the object itself; costs by context and batch are selected by a `CostTable`."""
@@ -335,11 +348,11 @@ def _parse_costs(entry: Entries) -> Costs:
     )
 
 
-def _width(text: str) -> int:
+def _width(text: str) -> float:
     """Return a width as a number; JSON stores it as text."""
-    if not text.isdecimal() or len(text) > 9:
-        raise UserError(f"a width is {format_value(text)}, allowed is a whole number of at least 1")
-    return int(text)
+    with suppress(ValueError):
+        return float(text)
+    raise UserError(f"a width is {format_value(text)}, allowed is a number above 0")
 
 
 def _interpolate_costs(a: Costs, b: Costs, share: float) -> Costs:
@@ -348,10 +361,10 @@ def _interpolate_costs(a: Costs, b: Costs, share: float) -> Costs:
     The entries may have different widths.
     """
 
-    def between(one: Curve, other: Curve) -> dict[int, float]:
+    def between(one: Curve, other: Curve) -> dict[float, float]:
         widths = np.union1d(one[0], other[0])
         seconds = (1 - share) * _interpolate(*one, widths) + share * _interpolate(*other, widths)
-        return dict(zip(widths.astype(int).tolist(), seconds.tolist(), strict=True))
+        return dict(zip(widths.tolist(), seconds.tolist(), strict=True))
 
     draft, target = between(a.draft_curve, b.draft_curve), between(a.target_curve, b.target_curve)
     context = round((1 - share) * a.context + share * b.context)
@@ -360,7 +373,7 @@ def _interpolate_costs(a: Costs, b: Costs, share: float) -> Costs:
     return Costs(draft, target, commit, context, a.rows, find, catch_up)
 
 
-def _curve_arrays(curve: Mapping[int, float]) -> Curve:
+def _curve_arrays(curve: Mapping[float, float]) -> Curve:
     widths = sorted(curve)
     return np.array(widths, np.float64), np.array([curve[w] for w in widths])
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import final
 
@@ -24,7 +25,7 @@ from draftree.tree import Floats
 from draftree.utils.files import as_user_error, lock_output, read_object, write_text
 
 CURVE_WIDTHS = tuple(n for n in TOKEN_GRID if n <= 128)
-"""Numbers of tokens of each sequence at which cost curves have a point."""
+"""Numbers of tokens of a single sequence at which cost curves have a point."""
 TABLE_CONTEXTS = (128, 1024)
 """Context lengths for which a table of costs is made."""
 WRITE_INTERVAL_SECONDS = 60.0
@@ -61,6 +62,18 @@ RATE_DECAY = 1 / 64
 """Weight of one step in the running rate of tokens per second."""
 STALE_AFTER_STEPS = 32
 """Number of steps without a draft step after which the costs of draft steps may be outdated."""
+
+
+@lru_cache(maxsize=64)
+def curve_points(rows: int) -> tuple[float, ...]:
+    """Return the numbers of tokens of R sequences together at which cost curves have a point.
+
+    Kernels have steps at numbers of tokens of the whole batch. A pass over eight sequences may take
+    no longer for 16 tokens than for nine, and much longer than for eight.
+    """
+    shared = (n for n in TOKEN_GRID if n <= CURVE_WIDTHS[-1] * rows)
+    multiples = (n * rows for n in CURVE_WIDTHS if n == 1 or n * rows > TOKEN_GRID[-1])
+    return tuple(map(float, sorted({*shared, *multiples})))
 
 
 @final
@@ -328,7 +341,7 @@ class OnlineCosts:
         return np.asarray(estimates * np.exp(target.correction.at(places)))
 
     def _compute(self, context: int, rows: int, optimism: float, stale: bool) -> Costs:
-        tokens = tuple(float(n * rows) for n in CURVE_WIDTHS)
+        tokens = curve_points(rows)
         curves = [
             learner.models[name].curve(tokens, context, rows, optimism=optimism)
             for learner, name in ((self.target, "target"), (self.drafter, "draft"))
@@ -343,7 +356,8 @@ class OnlineCosts:
                 estimates = np.minimum(curves[1], estimates)
             curves[1], first = estimates, min(first, float(estimates[0]))
         target, draft = (
-            dict(zip(CURVE_WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves
+            dict(zip([n / rows for n in tokens], monotone(curve.tolist()), strict=True))
+            for curve in curves
         )
         commit, find = (
             self.drafter.models[n].seconds(PassShape(1, context, rows)) for n in ("commit", "find")

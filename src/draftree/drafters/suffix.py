@@ -8,18 +8,22 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.drafters.base import Drafter, Method, select_slots, slots_or_all
-from draftree.drafters.retrieval.suffix_match_expansion import RootText, children, descendants
-from draftree.drafters.retrieval.suffix_tree import Limits, Outputs, draft
+from draftree.drafters.retrieval.suffix_match_expansion import (
+    PATH_TOKENS,
+    RootText,
+    children,
+    descendants,
+    root_texts,
+)
+from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, Target
-from draftree.tree import MAX_NODES, AcceptResult, Bools, Candidates, Ints, SubtreeCandidates, Tree
+from draftree.tree import MAX_NODES, AcceptResult, Candidates, Ints, SubtreeCandidates, Tree
 from draftree.utils.validated_dataclass import knob
 
 CachedDraft = tuple[int, RootText]
-INITIAL_PATH_TOKENS = 64
-"""Number of tokens of a path for which memory is allocated after a text."""
 
 
 @final
@@ -80,10 +84,6 @@ class SuffixState:
     memory: Outputs
     drafts: tuple[tuple[int, CachedDraft], ...] = ()
 
-    def with_drafts(self, drafts: dict[int, CachedDraft]) -> "SuffixState":
-        """Return the same state with the given cache of drafts by slot."""
-        return SuffixState(self.texts, self.begun, self.memory, tuple(drafts.items()))
-
 
 @final
 class SuffixDrafter(Drafter[SuffixState]):
@@ -123,21 +123,12 @@ class SuffixDrafter(Drafter[SuffixState]):
     def expand(
         self, state: SuffixState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, SuffixState]:
-        width, drafts = min(k, MAX_NODES), dict(state.drafts)
-        if tree.roots == 1:
-            text = self._text_of(state, tree, 0, frontier, drafts)
-            tokens, log_q, used = children(text, tree.nodes, frontier, width)
-        else:
-            tokens, log_q = (
-                np.zeros((len(frontier), width), np.int64),
-                np.full((len(frontier), width), -np.inf),
-            )
-            used = 1
-            for root, mine in _split_by_root(tree, frontier):
-                text = self._text_of(state, tree, root, frontier[mine], drafts)
-                tokens[mine], log_q[mine], most = children(text, tree.nodes, frontier[mine], width)
-                used = max(used, most)
-        return Candidates(tokens[:, :used], log_q[:, :used]), state.with_drafts(drafts)
+        texts, owners, state = self._texts_of(state, tree, frontier)
+        bounds = state.memory, self._limits
+        tokens, log_q, used = children(
+            texts, owners, tree.nodes, frontier, min(k, MAX_NODES), *bounds
+        )
+        return Candidates(tokens[:, :used], log_q[:, :used]), state
 
     @override
     def below(
@@ -149,45 +140,44 @@ class SuffixDrafter(Drafter[SuffixState]):
         drawing: Drawing,
         deepest: Ints,
     ) -> tuple[SubtreeCandidates | None, SuffixState]:
-        drafts = dict(state.drafts)
-        parts = list[SubtreeCandidates]()
-        first = len(tree)
-        for root, mine in _split_by_root(tree, frontier):
-            row = int(tree.row[root])
-            text = self._text_of(state, tree, root, frontier[mine], drafts)
-            nodes, tokens, log_q = descendants(
-                text, tree.nodes, frontier[mine], min(k, MAX_NODES), int(deepest[row]), first
-            )
-            first += int((log_q > -np.inf).sum())
-            candidates = Candidates(tokens, log_q)
-            parts.append(SubtreeCandidates(nodes, np.full(len(nodes), row), candidates))
-        return SubtreeCandidates.concatenate(parts), state.with_drafts(drafts)
+        texts, owners, state = self._texts_of(state, tree, frontier)
+        depth = np.zeros(len(texts), np.int64)
+        rows = tree.row[frontier]
+        depth[owners] = deepest[rows]
+        bounds = depth, state.memory, self._limits
+        nodes, whose, tokens, log_q = descendants(
+            texts, owners, tree.nodes, frontier, min(k, MAX_NODES), *bounds
+        )
+        row_of_text = np.zeros(len(texts), np.int64)
+        row_of_text[owners] = rows
+        return SubtreeCandidates(nodes, row_of_text[whose], Candidates(tokens, log_q)), state
 
-    def _text_of(
-        self,
-        state: SuffixState,
-        tree: Tree,
-        root: int,
-        frontier: Ints,
-        drafts: dict[int, CachedDraft],
-    ) -> RootText:
-        """Return the text up to a root, with space for the paths to nodes below it.
+    def _texts_of(
+        self, state: SuffixState, tree: Tree, frontier: Ints
+    ) -> tuple[list[RootText], Ints, SuffixState]:
+        """Return the texts up to the roots of a frontier [F], with space for the paths below them.
 
-        The draft for the text is computed if necessary, and stored in `drafts`.
+        Also return the index [F] of the text of each frontier node, and the state with these texts.
+        A text is computed once in a step.
         """
         nodes = tree.nodes
-        row, last = int(nodes.row[root]), int(nodes.tokens[root])
-        text, depth = state.texts[row], int(nodes.depth[frontier].max())
-        end = len(text) + 1
-        if row not in drafts or drafts[row][0] != last:
-            room = np.empty(end + INITIAL_PATH_TOKENS, np.int32)
-            room[: end - 1], room[end - 1] = text, last
-            grown = draft(room, end, state.memory, self._limits)
-            drafts[row] = last, RootText(room, end, grown, state.memory, self._limits)
-        _, known = drafts[row]
-        if end + depth > len(known.tokens):
-            return known._replace(tokens=np.append(known.tokens, np.empty(depth, np.int32)))
-        return known
+        rows = nodes.row[frontier].tolist()
+        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+        roots = dict(zip(nodes.row[: tree.roots].tolist(), nodes.tokens.tolist(), strict=False))
+        known = dict(state.drafts)
+        missing = [row for row in places if row not in known or known[row][0] != roots[row]]
+        if missing:
+            asked = [state.texts[row] for row in missing], [roots[row] for row in missing]
+            for row, found in zip(
+                missing, root_texts(*asked, state.memory, self._limits), strict=True
+            ):
+                known[row] = roots[row], RootText(*found)
+            state = SuffixState(state.texts, state.begun, state.memory, tuple(known.items()))
+        texts = [known[row][1] for row in places]
+        if (depth := int(nodes.depth[frontier].max())) > PATH_TOKENS:
+            space = np.empty(depth, np.int32)
+            texts = [t._replace(tokens=np.append(t.tokens[: t.end], space)) for t in texts]
+        return texts, np.array([places[row] for row in rows], np.int64), state
 
     @override
     def commit(
@@ -222,12 +212,3 @@ class SuffixDrafter(Drafter[SuffixState]):
             return state.memory
         outputs = [state.texts[row][state.begun[row] :] for row in rows]
         return state.memory.remember(outputs, self.knobs.longest, self.knobs.memory)
-
-
-def _split_by_root(tree: Tree, frontier: Ints) -> list[tuple[int, Bools]]:
-    """Return the roots of the nodes of a frontier [F], each with [F] whether a node is below it."""
-    if tree.roots == 1:
-        return [(0, np.ones(len(frontier), np.bool_))]
-    rows = tree.row[frontier]
-    roots = np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist()
-    return [(root, rows == tree.row[root]) for root in roots]

@@ -1,9 +1,11 @@
 """Expand tree nodes from suffix matches of the text and of other drafters' tokens.
 
-Shapes: N nodes of a tree, F frontier nodes, K candidates, M nodes that something is found after.
+Shapes: T texts, N nodes of a tree, F frontier nodes, K candidates, M nodes that something is found
+after.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,9 @@ from draftree.drafters.retrieval.suffix_tree import Draft, Int32s, Limits, Outpu
 from draftree.kernels.node_table import NodeTable
 from draftree.native import native_as
 from draftree.tree import MAX_NODES, Floats, Ints
+
+PATH_TOKENS = 64
+"""Number of tokens of a path for which memory is allocated after a text."""
 
 
 class RootText(NamedTuple):
@@ -22,15 +27,32 @@ class RootText(NamedTuple):
             longest path.
         end: the number of tokens up to the root.
         draft: the draft after the root.
-        memory: the outputs of earlier texts.
-        limits: bounds of patterns and drafts.
     """
 
     tokens: Int32s
     end: int
     draft: Draft
-    memory: Outputs
-    limits: Limits
+
+
+@native_as("suffix_root_texts")
+def root_texts(
+    texts: Sequence[Ints], roots: Sequence[int], memory: Outputs, limits: Limits
+) -> list[tuple[Int32s, int, Draft]]:
+    """Return the fields of the `RootText` of each text [T].
+
+    Args:
+        texts: [T] the committed tokens of each sequence.
+        roots: [T] the token that follows each text.
+        memory: the outputs of earlier texts.
+        limits: bounds of patterns and drafts.
+    """
+    found = []
+    for text, root in zip(texts, roots, strict=True):
+        end = len(text) + 1
+        tokens = np.zeros(end + PATH_TOKENS, np.int32)
+        tokens[: end - 1], tokens[end - 1] = text, root
+        found.append((tokens, end, draft(tokens, end, memory, limits)))
+    return found
 
 
 def child(nodes: Int32s, node: int, token: int) -> int:
@@ -41,7 +63,9 @@ def child(nodes: Int32s, node: int, token: int) -> int:
     return -2
 
 
-def locate_draft(text: RootText, nodes: NodeTable, below: int) -> tuple[Draft, int, int]:
+def locate_draft(
+    text: RootText, nodes: NodeTable, below: int, memory: Outputs, limits: Limits
+) -> tuple[Draft, int, int]:
     """Return the draft that continues a node of the tree, the node in that draft, and the depth.
 
     The node in the draft is −1 if the draft begins after the given node.
@@ -50,8 +74,10 @@ def locate_draft(text: RootText, nodes: NodeTable, below: int) -> tuple[Draft, i
         text: the text up to the root; the node's path is written after it.
         nodes: the tree.
         below: the node of the tree.
+        memory: the outputs of earlier texts.
+        limits: bounds of patterns and drafts.
     """
-    tokens, end, drafted, memory, limits = text
+    tokens, end, drafted = text
     parents = nodes.parents
     depth, node = 0, below
     while parents[node] >= 0:
@@ -69,17 +95,28 @@ def locate_draft(text: RootText, nodes: NodeTable, below: int) -> tuple[Draft, i
 
 
 @native_as("suffix_children")
-def children(text: RootText, nodes: NodeTable, frontier: Ints, k: int) -> tuple[Ints, Floats, int]:
-    """Return up to K candidates after the frontier nodes below one root.
+def children(
+    texts: Sequence[RootText],
+    owners: Ints,
+    nodes: NodeTable,
+    frontier: Ints,
+    k: int,
+    memory: Outputs,
+    limits: Limits,
+) -> tuple[Ints, Floats, int]:
+    """Return up to K candidates after frontier nodes.
 
-    A node that is not in the root's draft was proposed by another drafter; a separate draft is
+    A node that is not in its root's draft was proposed by another drafter; a separate draft is
     computed for it.
 
     Args:
-        text: the text up to the root; paths are written after it.
+        texts: [T] the texts up to the roots; paths are written after them.
+        owners: [F] the index of the text of each node.
         nodes: the tree.
         frontier: [F] the nodes.
         k: K, the number of candidates of a node.
+        memory: the outputs of earlier texts.
+        limits: bounds of patterns and drafts.
 
     Returns:
         Tokens [F, K], log q [F, K], and the largest number of candidates of a node, at least 1.
@@ -88,7 +125,7 @@ def children(text: RootText, nodes: NodeTable, frontier: Ints, k: int) -> tuple[
     log_q = np.full((len(frontier), k), -np.inf)
     most = 1
     for f, below in enumerate(frontier):
-        (drafted, shares), at, _ = locate_draft(text, nodes, below)
+        (drafted, shares), at, _ = locate_draft(texts[owners[f]], nodes, below, memory, limits)
         rank = 0
         for i in range(at + 1, len(drafted)):
             if drafted[i, 1] == at and rank < k:
@@ -100,50 +137,60 @@ def children(text: RootText, nodes: NodeTable, frontier: Ints, k: int) -> tuple[
 
 @native_as("suffix_descendants")
 def descendants(
-    text: RootText, nodes: NodeTable, frontier: Ints, k: int, deepest: int, first: int
-) -> tuple[Ints, Ints, Floats]:
-    """Return the candidates after the frontier nodes, and after all descendants of these nodes.
+    texts: Sequence[RootText],
+    owners: Ints,
+    nodes: NodeTable,
+    frontier: Ints,
+    k: int,
+    deepest: Ints,
+    memory: Outputs,
+    limits: Limits,
+) -> tuple[Ints, Ints, Ints, Floats]:
+    """Return the candidates after frontier nodes, and after all descendants of these nodes.
 
     Args:
-        text: see `children`.
+        texts: see `children`.
+        owners: see `children`.
         nodes: see `children`.
         frontier: [F] see `children`.
         k: see `children`.
-        deepest: the largest depth of a node.
-        first: the node number of the first candidate, if all candidates are appended to the tree in
-            the order of the result.
+        deepest: [T] the largest depth of a node below each root.
+        memory: see `children`.
+        limits: see `children`.
 
     Returns:
-        [M] the numbers of the nodes that have candidates; [M, K] tokens; and [M, K] log q.
+        [M] the nodes that have candidates, text by text; they are numbered as if all candidates
+            were appended to the tree in the order of the result. [M] the index of the text of each.
+            [M, K] tokens, and [M, K] log q.
     """
-    most = len(frontier) + MAX_NODES
-    after = np.empty(most, np.int64)
+    most = len(frontier) + MAX_NODES * len(texts)
+    after, whose = np.empty(most, np.int64), np.empty(most, np.int64)
     found = np.zeros((most, k), np.int64)
     log_q = np.full((most, k), -np.inf)
+    number = len(nodes.tokens)
     count = 0
-    total = 0
     widest = 1
     waiting = np.empty((MAX_NODES + 1, 3), np.int64)  # node in the draft, number in the tree, depth
-    for below in frontier:
-        (drafted, shares), at, depth = locate_draft(text, nodes, below)
-        waiting[0, 0], waiting[0, 1], waiting[0, 2] = at, below, depth
-        here, last = 0, 1
-        while here < last:
-            at = waiting[here, 0]
-            number = waiting[here, 1]
-            depth = waiting[here, 2]
-            here, rank = here + 1, 0
-            for i in range(at + 1, len(drafted)):
-                if drafted[i, 1] == at and rank < k and depth < deepest and total < MAX_NODES:
-                    found[count, rank], log_q[count, rank] = drafted[i, 0], math.log(shares[i])
-                    waiting[last, 0], waiting[last, 1], waiting[last, 2] = (
-                        i,
-                        first + total,
-                        depth + 1,
-                    )
-                    rank = rank + 1
-                    last = last + 1
-                    total = total + 1
-            after[count] = number
-            count, widest = count + (rank > 0), max(widest, rank)
-    return after[:count], found[:count, :widest], log_q[:count, :widest]
+    for text in range(len(texts)):
+        total = 0
+        for below in frontier[owners == text]:
+            (drafted, shares), at, depth = locate_draft(texts[text], nodes, below, memory, limits)
+            waiting[0, 0], waiting[0, 1], waiting[0, 2] = at, below, depth
+            here, last = 0, 1
+            while here < last:
+                at = waiting[here, 0]
+                parent = waiting[here, 1]
+                depth = waiting[here, 2]
+                here, rank = here + 1, 0
+                for i in range(at + 1, len(drafted)):
+                    drafts = drafted[i, 1] == at and rank < k and depth < deepest[text]
+                    if drafts and total < MAX_NODES:
+                        found[count, rank], log_q[count, rank] = drafted[i, 0], math.log(shares[i])
+                        waiting[last, 0], waiting[last, 1], waiting[last, 2] = i, number, depth + 1
+                        rank = rank + 1
+                        last = last + 1
+                        total = total + 1
+                        number = number + 1
+                after[count], whose[count] = parent, text
+                count, widest = count + (rank > 0), max(widest, rank)
+    return after[:count], whose[:count], found[:count, :widest], log_q[:count, :widest]
