@@ -45,7 +45,8 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
     about = cost_key(target)
     of_draft = about | {"drafter": drafter.description}
     draft = draft_size(drafter, decoder)
-    sizes = {"draft": draft, "commit": LOOKUP_SIZE, "find": LOOKUP_SIZE}
+    lookups = dict.fromkeys(("commit", "find", "overhead"), LOOKUP_SIZE)
+    sizes = {"draft": draft, **lookups}
     return OnlineCosts(
         _learner("costs-target", about, {"target": target_size(decoder)}, decoder),
         _learner("costs-drafter", of_draft, sizes, decoder),

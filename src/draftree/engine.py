@@ -527,7 +527,7 @@ class Engine(Hinting, metaclass=_Loads):
             # Closed between two steps, when caches and texts agree.
             # The cache of a later call has priority.
             if self.held is None:
-                self.held = make_prefix_cache(rows, state)
+                self.held = make_prefix_cache(rows, loop.catch_up(parts, rows, state))
             raise
         self.learned[lesson] = state.policy
         self.held = make_prefix_cache(rows, state)

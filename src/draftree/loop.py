@@ -18,13 +18,16 @@ from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import CostSource
 from draftree.drafters.base import Drafter
+from draftree.drafting.postponed import MAX_UNREAD_STEPS, PlainStep, join_steps
 from draftree.drafting.states import release_slot, select_drafter_state, start_drafter
 from draftree.drafting.step import Drafting
 from draftree.models.forward_batch import Chunk
 from draftree.policies.base import Policy
 from draftree.request import Emitted, Request
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, HiddenStateSpec, Read, Target, VerificationResult
-from draftree.tree import Ints, Tree
+from draftree.tree import AcceptResult, Ints, Tree
 from draftree.utils.profiler import phase
 
 
@@ -53,10 +56,16 @@ class State:
     """The state of the drafter after a step, and the state that the policy has learnt.
 
     `step` takes a state and returns the next one.
+
+    Attributes:
+        drafter: the drafter's state.
+        policy: the policy's memory.
+        unread: the last steps without drafts, which the drafter has not read.
     """
 
     drafter: Any = None
     policy: Any = None
+    unread: tuple[PlainStep, ...] = ()
 
 
 def decode(
@@ -103,6 +112,7 @@ def start(
     `hidden_states` are the target's hidden states of all prompt tokens that the drafter has not
     read.
     """
+    state = catch_up(parts, rows, state)
     drafter = start_drafter(parts.drafter, rows, hidden_states, state.drafter, begun)
     return State(drafter, parts.policy.start() if state.policy is None else state.policy)
 
@@ -127,6 +137,9 @@ def step_and_read(
     Returns:
         The new tokens, the next state, and the results for the chunks; None if there are none.
     """
+    if parts.policy.pauses(state.policy, rows.live.size) and not parts.drafter.sends_probes:
+        return _step_without_drafts(parts, rows, state, chunks)
+    state = catch_up(parts, rows, state)
     target = parts.target
     drafter = parts.drafter
     policy = parts.policy
@@ -152,7 +165,7 @@ def step_and_read(
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
     checked = time.perf_counter()
-    draft.commit(tree, verdict, verified)
+    draft.commit(tree, verdict, verified.hidden_states)
     committed = time.perf_counter()
     work = rows.work(draft.frontiers, tree, probes, draft.finds)
     with phase("grow"):
@@ -165,6 +178,40 @@ def step_and_read(
     for chunk in chunks:
         rows.follow(chunk.sequence)
     return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory), verified.read
+
+
+def _step_without_drafts(
+    parts: Components, rows: SequenceBatch, state: State, chunks: Sequence[Chunk]
+) -> tuple[list[Emitted], State, Read | None]:
+    """Run a step of `step_and_read` in which the policy pauses.
+
+    The drafter reads such steps when the pause ends, or when a sequence begins or ends.
+    """
+    start, running = time.perf_counter(), rows.live.size
+    needs = parts.drafter.needs
+    roots, verified, p, verdict = _verify_roots(parts.target, parts.acceptor, rows, needs, chunks)
+    prices, work = parts.costs.at(rows.context, running), rows.work((), roots)
+    memory = parts.policy.observe(state.policy, roots, verdict, work, prices)
+    rows.clock(verify=time.perf_counter() - start)
+    for chunk in chunks:
+        rows.follow(chunk.sequence)
+    events = rows.emit(parts.target, roots, p, verdict)
+    unread = (*state.unread, PlainStep(roots, verdict, verified.hidden_states))
+    state = State(state.drafter, memory, unread)
+    if rows.live.size < running or len(unread) == MAX_UNREAD_STEPS:
+        state = catch_up(parts, rows, state)
+    return events, state, verified.read
+
+
+def catch_up(parts: Components, rows: SequenceBatch, state: State) -> State:
+    """Let the drafter read the last steps without drafts, and return the next state."""
+    if not state.unread:
+        return state
+    start, vocab = time.perf_counter(), parts.target.decoder.vocab
+    draft = Drafting(parts.drafter, state.drafter, rows, vocab, Drawing())
+    draft.commit(*join_steps(state.unread))
+    rows.clock(draft=time.perf_counter() - start)
+    return State(draft.state, state.policy)
 
 
 def read_chunks(parts: Components, rows: SequenceBatch, chunks: Sequence[Chunk]) -> Read:
@@ -208,6 +255,7 @@ def begin(
 
 def release(parts: Components, rows: SequenceBatch, row: int, state: State) -> State:
     """Free a slot, even if its text has not ended; `admit` may give it to another request."""
+    state = catch_up(parts, rows, state)
     rows.leave(row)
     return State(release_slot(parts.drafter, rows, state.drafter, row), state.policy)
 
@@ -226,6 +274,7 @@ def select(
     Returns:
         The new batch and its state, or None if the drafter cannot change the batch.
     """
+    state = catch_up(parts, rows, state)
     new = rows.select(chosen)
     drafter = select_drafter_state(parts.drafter, rows, state.drafter, chosen, new.cache)
     return None if drafter is None else (new, State(drafter, state.policy))
@@ -247,16 +296,36 @@ def decode_plain(
 def plain_step(target: Target, acceptor: Acceptor, rows: SequenceBatch) -> list[Emitted]:
     """Generate one token without drafts for every running sequence; at least one must run."""
     start = time.perf_counter()
-    target.read_anew(rows.cache, rows.committed, rows.live)
-    tree = Tree.from_roots(rows.live, rows.last[rows.live])
-    verified = target.verify(rows.cache, tree, HiddenStateSpec())
-    p = rows.distributions(tree, verified, acceptor.keeps_text)
-    with phase("accept"):
-        verdict = acceptor.accept(tree, p, rows.chance)
-    target.commit(rows.cache, tree, verdict)
+    roots, _, p, verdict = _verify_roots(target, acceptor, rows, HiddenStateSpec(), ())
     rows.clock(verify=time.perf_counter() - start)
-    rows.work((), tree)
-    return rows.emit(target, tree, p, verdict)
+    rows.work((), roots)
+    return rows.emit(target, roots, p, verdict)
+
+
+def _verify_roots(
+    target: Target,
+    acceptor: Acceptor,
+    rows: SequenceBatch,
+    needs: HiddenStateSpec,
+    chunks: Sequence[Chunk],
+) -> tuple[Tree, VerificationResult, Distributions, AcceptResult]:
+    """Run a target pass over the root of every running sequence, and choose the next tokens.
+
+    Args:
+        target: the target.
+        acceptor: chooses the tokens.
+        rows: the batch of sequences.
+        needs: the hidden states to return.
+        chunks: parts of other sequences' prompts that the same pass reads.
+    """
+    target.read_anew(rows.cache, rows.committed, rows.live)
+    roots = Tree.from_roots(rows.live, rows.last[rows.live])
+    verified = target.verify(rows.cache, roots, needs, None, chunks)
+    p = rows.distributions(roots, verified, acceptor.keeps_text)
+    with phase("accept"):
+        verdict = acceptor.accept(roots, p, rows.chance)
+    target.commit(rows.cache, roots, verdict)
+    return roots, verified, p, verdict
 
 
 def prefill(

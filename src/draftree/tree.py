@@ -6,7 +6,7 @@ and policies decide in Python which of them to expand. Trees whose shape is know
 grow on a GPU, and are copied to the host later (`policies/_device_growth.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property

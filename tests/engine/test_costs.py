@@ -186,7 +186,10 @@ BAD = {
         json.dumps({"entries": [ENTRY | {"target": {"1": math.inf}}]}),
         "target is {'1': inf}, allowed is",
     ),
-    "no width": (json.dumps({"entries": [ENTRY | {"target": {"0": 1}}]}), "widths and seconds above 0"),
+    "no width": (
+        json.dumps({"entries": [ENTRY | {"target": {"0": 1}}]}),
+        "widths and seconds above 0",
+    ),
     "words": (json.dumps({"entries": [ENTRY | {"target": {"one": 1}}]}), "'one'"),
     "commit": (json.dumps({"entries": [ENTRY | {"commit": -1}]}), "commit is -1.0"),
     "context": (json.dumps({"entries": [ENTRY | {"context": -1}]}), "context is -1"),

@@ -147,7 +147,10 @@ def test_wrong_estimates_cost_little_time(case: str, home: Path) -> None:
     best = max(tokens_per_second(true, n) for n in range(33))
     learner = Learner(None, {}, {"target": size}, lambda: SPEED)
     drafter = Learner(
-        None, {}, {name: Size(seconds=draft) for name in ("draft", "commit", "find")}, lambda: SPEED
+        None,
+        {},
+        {name: Size(seconds=draft) for name in ("draft", "commit", "find", "overhead")},
+        lambda: SPEED,
     )
     costs = OnlineCosts(learner, drafter)
     rng = np.random.default_rng(0)
@@ -176,7 +179,9 @@ def test_wrong_estimates_cost_little_time(case: str, home: Path) -> None:
 
 def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
-    drafter = Learner(None, {}, dict.fromkeys(("draft", "commit", "find"), FLAT), lambda: SPEED)
+    drafter = Learner(
+        None, {}, dict.fromkeys(("draft", "commit", "find", "overhead"), FLAT), lambda: SPEED
+    )
     costs = OnlineCosts(learner, drafter)
     expected, optimistic = costs.at(0, 1), [costs.at(0, 1)]
     for _ in range(online_costs.EXPLORATION_INTERVAL):
@@ -207,7 +212,7 @@ def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
 def test_draft_steps_that_were_timed_under_a_load_are_tried_again_once_it_is_gone() -> None:
     """Where they seem too slow nothing is drafted, so that nothing would tell that they no longer are."""
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
-    sizes = dict.fromkeys(("draft", "commit", "find"), Size(seconds=1e-3))
+    sizes = dict.fromkeys(("draft", "commit", "find", "overhead"), Size(seconds=1e-3))
     drafter = Learner(None, {}, sizes, lambda: SPEED)
     token = 0.02
     true = 1e-3
@@ -233,7 +238,7 @@ def test_draft_steps_that_were_never_timed_are_estimated_as_the_targets_passes_w
     """A probe of a busy machine may be wrong by orders of magnitude, for the target and for the drafter."""
     probed = replace(SPEED, bandwidth=SPEED.bandwidth / factor, rate=SPEED.rate / factor)
     learner = Learner(None, {}, {"target": FLAT}, lambda: probed)
-    sizes = dict.fromkeys(("draft", "commit", "find"), Size(weights=1e5, bytes=2e7))
+    sizes = dict.fromkeys(("draft", "commit", "find", "overhead"), Size(weights=1e5, bytes=2e7))
     drafter, true = (
         Learner(None, {}, sizes, lambda: probed),
         sizes["draft"].estimate(SPEED, PassShape(1)),
@@ -249,7 +254,7 @@ def test_draft_steps_that_were_never_timed_are_estimated_as_the_targets_passes_w
 @pytest.mark.parametrize("factor", [1, 4, 50])
 def test_draft_steps_that_are_slow_are_tried_for_a_hundredth_of_the_time(factor: float) -> None:
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
-    sizes = dict.fromkeys(("draft", "commit", "find"), Size(seconds=1e-3))
+    sizes = dict.fromkeys(("draft", "commit", "find", "overhead"), Size(seconds=1e-3))
     drafter, token = Learner(None, {}, sizes, lambda: SPEED), 0.02
     costs = OnlineCosts(learner, drafter)
     lost = 0.0

@@ -103,18 +103,13 @@ def _save(figure: "Figure", path: Path) -> None:
 
 
 def _draw(seconds: "Axes", relative: "Axes", costs: Costs, colour: str) -> None:
-    for curve, name, style in (
-        (costs.target, "sₜ target pass", "-o"),
-        (costs.draft, "sₐ draft step", "--s"),
+    for (widths, each), name, style in (
+        (costs.target_curve, "sₜ target pass", "-o"),
+        (costs.draft_curve, "sₐ draft step", "--s"),
     ):
-        widths = sorted(curve)
         label = f"{name}, {costs.context:,} tokens before"
-        seconds.plot(
-            widths, [1e3 * curve[w] for w in widths], style, color=colour, markersize=4, label=label
-        )
-        relative.plot(
-            widths, [curve[w] / curve[widths[0]] for w in widths], style, color=colour, markersize=4
-        )
+        seconds.plot(widths, 1e3 * each, style, color=colour, markersize=4, label=label)
+        relative.plot(widths, each / each[0], style, color=colour, markersize=4)
 
 
 def _label(seconds: "Axes", relative: "Axes", rows: str, widths: Sequence[int]) -> None:

@@ -35,6 +35,7 @@ MAX_SECONDS = sys.float_info.max
 MAX_BATCH_SIZE = 64
 """Largest measured batch size; larger batches get the costs of this one."""
 
+SecondsByWidth = Mapping[int, float] | Mapping[float, float]
 Curve = tuple[Floats, Floats]
 """A curve: [W] numbers of tokens in ascending order, and [W] seconds."""
 
@@ -65,18 +66,21 @@ class Costs(Part):
         find: seconds in which a fused drafter retrieves candidates for one layer of the tree.
         catch_up: extra seconds of the first draft step after a target pass, including postponed
             commits.
+        overhead: seconds that the policy and the loop take in a step with drafts, beside the passes,
+            searches and the commit.
 
     Raises:
         UserError: a width, a figure, the context or the number of sequences is out of range.
     """
 
-    draft: Mapping[float, float]
-    target: Mapping[float, float]
+    draft: SecondsByWidth
+    target: SecondsByWidth
     commit: float = knob(0.0, least=0)
     context: int = knob(0, least=0)
     rows: int = knob(1, least=1)
     find: float = knob(0.0, least=0)
     catch_up: float = knob(0.0, least=0)
+    overhead: float = knob(0.0, least=0)
 
     @override
     def __post_init__(self) -> None:
@@ -123,7 +127,7 @@ class Costs(Part):
         return _interpolate(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:
-        """Return the estimated seconds of one step: its draft steps, target pass and commit."""
+        """Return the estimated seconds of one step, with all work of the drafter and the policy."""
         return self.drafting(work) + self.target_seconds(work.fed / work.rows)
 
     def drafting(self, work: Work) -> float:
@@ -133,6 +137,7 @@ class Costs(Part):
             float(drafted)
             + work.finds * self.find
             + self.commit
+            + self.overhead
             + (self.catch_up if work.frontiers else 0.0)
         )
 
@@ -334,8 +339,8 @@ def _parse_costs(entry: Entries) -> Costs:
         {_width(w): s for w, s in entry.get(k, dict[str, float]).items()}
         for k in ("draft", "target")
     )
-    commit, find, catch_up = (
-        entry.get(name, float, 0.0) for name in ("commit", "find", "catch_up")
+    commit, find, catch_up, overhead = (
+        entry.get(name, float, 0.0) for name in ("commit", "find", "catch_up", "overhead")
     )
     return Costs(
         draft,
@@ -345,6 +350,7 @@ def _parse_costs(entry: Entries) -> Costs:
         entry.get("rows", int, 1),
         find,
         catch_up,
+        overhead,
     )
 
 
@@ -368,14 +374,14 @@ def _interpolate_costs(a: Costs, b: Costs, share: float) -> Costs:
 
     draft, target = between(a.draft_curve, b.draft_curve), between(a.target_curve, b.target_curve)
     context = round((1 - share) * a.context + share * b.context)
-    each = (a.commit, b.commit), (a.find, b.find), (a.catch_up, b.catch_up)
-    commit, find, catch_up = ((1 - share) * x + share * y for x, y in each)
-    return Costs(draft, target, commit, context, a.rows, find, catch_up)
+    names = "commit", "find", "catch_up", "overhead"
+    constants = {n: (1 - share) * getattr(a, n) + share * getattr(b, n) for n in names}
+    return Costs(draft, target, context=context, rows=a.rows, **constants)
 
 
-def _curve_arrays(curve: Mapping[float, float]) -> Curve:
-    widths = sorted(curve)
-    return np.array(widths, np.float64), np.array([curve[w] for w in widths])
+def _curve_arrays(curve: SecondsByWidth) -> Curve:
+    points = sorted(curve.items())
+    return np.array([w for w, _ in points], np.float64), np.array([s for _, s in points])
 
 
 def _interpolate(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
@@ -395,6 +401,7 @@ def take_minimum(a: Costs, b: Costs) -> Costs:
         commit=min(a.commit, b.commit),
         find=min(a.find, b.find),
         catch_up=min(a.catch_up, b.catch_up),
+        overhead=min(a.overhead, b.overhead),
     )
 
 

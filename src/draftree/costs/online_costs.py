@@ -180,7 +180,7 @@ class OnlineCosts:
 
     Args:
         target: the learner with the model "target".
-        drafter: the learner with the models "draft", "commit" and "find".
+        drafter: the learner with the models "draft", "commit", "find" and "overhead".
     """
 
     def __init__(self, target: Learner, drafter: Learner) -> None:
@@ -239,10 +239,15 @@ class OnlineCosts:
                     PassShape(draft.tokens, context, step.sequences, first=i == 0),
                     draft.seconds,
                 )
-        if step.commit > 0:
-            learn("commit", PassShape(1, context, step.sequences), step.commit)
-        if step.finds and step.find > 0:
-            learn("find", PassShape(1, context, step.sequences), step.find / step.finds)
+        constants = {
+            "commit": step.commit,
+            "find": step.find / max(step.finds, 1),
+            "overhead": step.overhead,
+        }
+        for name, seconds in constants.items():
+            known = self.drafter.models[name].correction.timings > FULL_LEARNING_TIMINGS
+            if seconds > 0 and not (known and self._steps % LEARNING_INTERVAL):
+                learn(name, PassShape(1, context, step.sequences), seconds)
         self.target.save_sometimes()
         self.drafter.save_sometimes()
 
@@ -284,7 +289,8 @@ class OnlineCosts:
             self.drafter.learn(
                 "draft", first, entry.draft_seconds(1) + entry.catch_up, measured=True
             )
-            for name, seconds in (("commit", entry.commit), ("find", entry.find)):
+            constants = {n: getattr(entry, n) for n in ("commit", "find", "overhead")}
+            for name, seconds in constants.items():
                 if seconds > 0:
                     self.drafter.learn(name, PassShape(1, context, rows), seconds, measured=True)
         self._undrafted = 0
@@ -359,7 +365,9 @@ class OnlineCosts:
             dict(zip([n / rows for n in tokens], monotone(curve.tolist()), strict=True))
             for curve in curves
         )
-        commit, find = (
-            self.drafter.models[n].seconds(PassShape(1, context, rows)) for n in ("commit", "find")
-        )
-        return Costs(draft, target, commit, context, rows, find, max(first - draft[1], 0.0))
+        constants = {
+            name: self.drafter.models[name].seconds(PassShape(1, context, rows))
+            for name in ("commit", "find", "overhead")
+        }
+        catch_up = max(first - draft[1], 0.0)
+        return Costs(draft, target, context=context, rows=rows, catch_up=catch_up, **constants)

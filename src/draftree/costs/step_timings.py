@@ -51,3 +51,9 @@ class StepTimes:
     prompt_read: bool = False
     recorded: bool = False
     beside: int = 0
+
+    @property
+    def overhead(self) -> float:
+        """Return the seconds beside passes, searches and the commit; 0 if they are not known."""
+        drafts = sum(draft.seconds for draft in self.drafts)
+        return max(self.seconds - self.target - drafts - self.find - self.commit, 0.0)

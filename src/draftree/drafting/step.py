@@ -367,18 +367,24 @@ class Drafting(RetrievalExpand):
         return drop_forbidden(candidates, drawing.shaped, self.vocab, self.rows.cache.device)
 
     @in_phase("draft")
-    def commit(self, tree: Tree, verdict: AcceptResult, verified: VerificationResult) -> None:
-        """Pass the accept result to the drafter, for the sequences that it drafts for."""
+    def commit(self, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates) -> None:
+        """Pass the accept result to the drafter, for the sequences that it drafts for.
+
+        Args:
+            tree: the verified tree.
+            verdict: the accept result.
+            hidden_states: the target's hidden states of all nodes.
+        """
         rows = [row for row in tree.row[: tree.roots].tolist() if row not in self.rows.undrafted]
         if not rows:
             return
         try:
-            self.state = self._commit(tree, verdict, verified.hidden_states, rows)
+            self.state = self._commit(tree, verdict, hidden_states, rows)
         except Exception as error:
             failed = list[int]()
             for row in rows:
                 try:
-                    self.state = self._commit(tree, verdict, verified.hidden_states, [row])
+                    self.state = self._commit(tree, verdict, hidden_states, [row])
                 except Exception:
                     failed.append(row)
             stop_drafting(self.rows, self.drafter, DrafterFault(failed, error))

@@ -150,6 +150,13 @@ class Policy(Part, ABC):
         """Return the initial memory; None for policies that learn nothing."""
         return None
 
+    def pauses(self, memory: Any, rows: int) -> bool:
+        """Return whether the next step of R sequences runs without the drafter; by default False.
+
+        `draft` then returns the roots without a call of `expand`.
+        """
+        return False
+
     def observe(
         self, memory: Any, tree: Tree, verdict: AcceptResult, work: Work, costs: Costs
     ) -> Any:

@@ -34,6 +34,7 @@ from draftree.metrics import Work
 from draftree.online_logistic import Logistic
 from draftree.policies._device_growth import DeviceGrowth, Outlook
 from draftree.policies._device_yield import Prices, YieldPlan
+from draftree.policies._pausing import Trials
 from draftree.policies.base import ZEROS, Expand, Policy, RetrievalExpand, append, best, fit, top
 from draftree.tree import AcceptResult, Bools, Candidates, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob
@@ -116,6 +117,8 @@ class Learned:
         idle: number of steps without a draft pass. A draft pass sets it to 0 if no draft of the
             model was accepted. Otherwise it is kept, so that a successful trial draft is followed
             by another.
+        trials: whether drafting pays by batch size, all of the drafter's and the policy's work
+            included. Where it does not, steps run without drafts for a while.
     """
 
     gained: float = 0.0
@@ -126,6 +129,7 @@ class Learned:
     beyond: float = 0.0
     regret_budget: float | None = None
     idle: float = 0.0
+    trials: Trials = field(default_factory=Trials)
 
     def remaining_regret(self, rows: int) -> float:
         """Return how many target passes drafting may still lose.
@@ -184,9 +188,15 @@ class Yield(Policy):
         return Learned()
 
     @override
+    def pauses(self, memory: Any, rows: int) -> bool:
+        return bool(memory.trials.paused(rows))
+
+    @override
     def draft(
         self, expand: Expand, tree: Tree, costs: Costs, room: TreeBudget, memory: Any
     ) -> Tree:
+        if self.pauses(memory, tree.roots):
+            return tree
         budget, search = (
             _Budget.of(costs, tree.roots, memory),
             expand if isinstance(expand, RetrievalExpand) else None,
@@ -313,13 +323,18 @@ class Yield(Policy):
     def observe(
         self, memory: Any, tree: Tree, verdict: AcceptResult, work: Work, costs: Costs
     ) -> Learned:
+        if self.pauses(memory, work.rows):
+            waiting: Learned = replace(memory, trials=memory.trials.after(work.rows, 0.0))
+            return waiting
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True
         accepted[np.concatenate(verdict.paths)] = True
         own = replace(
             work, fed=len(tree), finds=0
         )  # without probes, commits and searches, which do not depend on the drafts
-        gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.token
+        gained = accepted.sum() / work.rows
+        spent = (costs.step(own) - costs.commit - costs.overhead) / costs.token
+        profit = gained - costs.step(replace(work, fed=len(tree))) / costs.token
         recent = memory.recent
         beyond = memory.beyond
         idle = memory.idle
@@ -356,6 +371,7 @@ class Yield(Policy):
                 MAX_REGRET_BUDGET,
             ),
             idle=idle,
+            trials=memory.trials.after(work.rows, profit),
         )
 
 

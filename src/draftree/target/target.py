@@ -164,7 +164,9 @@ class HiddenStates:
             np.concatenate([getattr(t, name) for t in several])
             for name in ("rows", "positions", "tokens")
         )
-        return cls(hidden, rows, positions, tokens, last.cache)
+        tops = [t.top for t in several if t.top is not None]
+        top = torch.cat(tops) if len(tops) == len(several) else None
+        return cls(hidden, rows, positions, tokens, last.cache, top=top)
 
 
 @dataclass(frozen=True)

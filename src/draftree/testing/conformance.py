@@ -45,6 +45,7 @@ from draftree.sampling.params import Sampling
 from draftree.scheduling.handle import Handle
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, tiny_target
+from draftree.testing.pauses import Pausing
 from draftree.tree import AcceptResult, Candidates, Draw, Ints, Tree, TreeBudget
 
 NOISE = 1e-6
@@ -490,7 +491,12 @@ def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> Non
 def _look(
     target: Target, where: str, rows: SequenceBatch, drafter: Drafter[Any], state: State
 ) -> None:
-    """Check that the cache and the state of a running batch are like fresh ones."""
+    """Check that the cache and the state of a running batch are like fresh ones.
+
+    Nothing is checked while the drafter has steps to catch up with.
+    """
+    if state.unread:
+        return
     held = PrefixCache(rows.committed, rows.cache, state.drafter)
     _as_if_fresh(target, drafter, held, rows.last, rows.live, where)
 
@@ -756,6 +762,13 @@ def _check_scheduler(
     suite.coverage.shared += sum(handle.cached_tokens > 0 for handle in handles)
 
 
+def _with_pauses(
+    check: "Check", suite: Suite, case: Case, policy: Policy, acceptor: Acceptor
+) -> None:
+    """Run another check with a policy that pauses again and again."""
+    check(suite, case, Pausing(policy), acceptor)
+
+
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
 FULL_CHECKS: dict[str, Check] = {"one": _one, "ragged": _check_ragged}
 """Checks that are run for every pairing of drafter and policy."""
@@ -770,6 +783,8 @@ PAIRWISE: dict[str, Check] = {
     "joining-8": partial(_joining, 8),
     "scheduled": partial(_check_scheduler, 3),
     "scheduled-8": partial(_check_scheduler, 8),
+    "paused": partial(_with_pauses, partial(_joining, 3)),
+    "paused-scheduled": partial(_with_pauses, partial(_check_scheduler, 3)),
 }
 """Checks that are run for a selection of pairings: any two values of check, drafter, policy and
 acceptor occur together in some case."""

@@ -37,7 +37,7 @@ def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineC
     }
     speed = partial(machine_speed, device, dtype)
     size = target_size(model.hf_text_config, dtype.itemsize, int(parallel.tensor_parallel_size))
-    drafts = {"draft": LOOKUP_SIZE, "commit": LOOKUP_SIZE, "find": LOOKUP_SIZE}
+    drafts = dict.fromkeys(("draft", "commit", "find", "overhead"), LOOKUP_SIZE)
     of_draft = about | {"drafter": drafter.description}
     return OnlineCosts(
         Learner(measurement_path("costs-vllm", about), about, {"target": size}, speed),
