@@ -35,6 +35,7 @@ DRAFTERS = ("edd", "eagle3", "medusa", "suffix")
 POLICIES = ("chain", "eagle2", "pct", "adaptive", "yield")
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 WIDTHS = (*range(1, 33), 40, 48, 64, 65, 96, 128)
+"""Numbers of tokens of each sequence; curves also have a point at every number up to eight."""
 SEARCH = 5e-5
 """Seconds of a draft step without a network."""
 
@@ -51,16 +52,12 @@ class Machine:
     def table(self, drafter: Drafter[Any]) -> CostTable:
         """Return the costs of a pairing at every batch size."""
         draft: Curve = (lambda n: SEARCH) if drafter.searches else self.draft
-        return CostTable(
-            tuple(
-                Costs(
-                    {w: draft(w * rows) for w in WIDTHS},
-                    {w: self.target(w * rows) for w in WIDTHS},
-                    rows=rows,
-                )
-                for rows in SIZES
-            )
-        )
+        entries = []
+        for rows in SIZES:
+            points = sorted({*range(1, 8 * rows), *(w * rows for w in WIDTHS)})
+            curves = ({n / rows: curve(n) for n in points} for curve in (draft, self.target))
+            entries.append(Costs(*curves, rows=rows))
+        return CostTable(tuple(entries))
 
 
 def measured(tokens: Sequence[int], milliseconds: Sequence[float]) -> Curve:
