@@ -24,7 +24,7 @@ import torch
 import typer
 
 from draftree.costs.curves import Costs
-from draftree.drafters._fused import FusedDrafter, FusedState, HitRate
+from draftree.drafters._fused import FusedDrafter, FusedState, initial_rates
 from draftree.drafters.base import Drafter
 from draftree.policies.base import Policy, append
 from draftree.registry import build
@@ -153,7 +153,7 @@ def fusion(rounds: int) -> float:
     """
     parts = [Ready(seed) for seed in (0, 1)]
     fused = FusedDrafter((Asked(parts[0], False), Asked(parts[1], True)))
-    state = FusedState((None, None), ((HitRate(), HitRate()),))
+    state = FusedState((None, None), (initial_rates(1), initial_rates(1)))
     tree = Tree.from_roots(np.zeros(1, np.int64), np.ones(1, np.int64))
     tree = append(tree, np.zeros(1, np.int64), parts[0](tree, np.zeros(1, np.int64), 4))
     took = []

@@ -120,7 +120,9 @@ def _scaled(entry: Costs, curve: Mapping[int, float]) -> Costs:
     """Return an entry with another target curve, and all else scaled as a pass over one token."""
     factor = Costs(entry.draft, curve).target_seconds(1) / entry.target_seconds(1)
     draft = {width: seconds * factor for width, seconds in entry.draft.items()}
-    others = {name: getattr(entry, name) * factor for name in ("commit", "find", "catch_up")}
+    others = {
+        name: getattr(entry, name) * factor for name in ("commit", "find", "catch_up", "overhead")
+    }
     return replace(entry, draft=draft, target=dict(curve), **others)
 
 
@@ -252,23 +254,12 @@ def _check_row(
     if (
         not grown
         and reads_costs(row)
-        and (used is None or _entries(used) != _entries(asdict(tables[drafter])))
+        and (used is None or CostTable.of(used["entries"], {}).entries != tables[drafter].entries)
     ):
         told = f"policy '{row['policy']}' reads costs and has grown its trees by others than these"
         raise UserError(
             f"{told}: run it with them (--costs or --machine of bench and replay), or leave it out with --without"
         )
-
-
-def _entries(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a table's costs as JSON has them, with widths as text."""
-
-    def widths(curve: Mapping[Any, float]) -> dict[str, float]:
-        return {str(w): s for w, s in curve.items()}
-
-    return [
-        {**e, "draft": widths(e["draft"]), "target": widths(e["target"])} for e in table["entries"]
-    ]
 
 
 def _works(row: ResultRow, number: int) -> list[list[Work]]:

@@ -163,6 +163,10 @@ class SequenceBatch:
         unread, self._unread = self._unread, set()
         return bool(unread)
 
+    def mark_unread_by_drafter(self) -> None:
+        """Note that the next draft step reads more tokens of each sequence than one step has."""
+        self._unread.update(self.live.tolist())
+
     @property
     def num_admitted(self) -> int:
         """Return the number of calls of `admit`, including those of earlier batches."""
@@ -480,7 +484,12 @@ class SequenceBatch:
         return len(tokens), "context" if full else None
 
     def work(
-        self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0
+        self,
+        frontiers: Sequence[int],
+        tree: Tree,
+        probes: Probes | None = None,
+        finds: int = 0,
+        paused: bool = False,
     ) -> Work:
         """Add a step's entry to `stats.work`, and return it: how many tokens the models read.
 
@@ -491,9 +500,10 @@ class SequenceBatch:
             tree: the tree that the target verified.
             probes: tokens that the drafter added to the target's pass.
             finds: number of retrievals without a model pass.
+            paused: whether the step ran without the drafter, because the policy paused.
         """
         fed = len(tree) + (0 if probes is None else len(probes.row))
-        self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds))
+        self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds, paused))
         return self.stats.work[-1]
 
     def warn(self, told: str) -> None:

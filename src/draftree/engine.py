@@ -526,8 +526,9 @@ class Engine(Hinting, metaclass=_Loads):
         except GeneratorExit:
             # Closed between two steps, when caches and texts agree.
             # The cache of a later call has priority.
-            if self.held is None:
-                self.held = make_prefix_cache(rows, loop.catch_up(parts, rows, state))
+            # A drafter that has steps to catch up with would have to run here.
+            if self.held is None and not state.unread:
+                self.held = make_prefix_cache(rows, state)
             raise
         self.learned[lesson] = state.policy
         self.held = make_prefix_cache(rows, state)

@@ -17,6 +17,7 @@ from torch import Tensor
 from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import CostSource
+from draftree.costs.step_timings import StepTimes
 from draftree.drafters.base import Drafter
 from draftree.drafting.postponed import MAX_UNREAD_STEPS, PlainStep, join_steps
 from draftree.drafting.states import release_slot, select_drafter_state, start_drafter
@@ -187,12 +188,21 @@ def _step_without_drafts(
 
     The drafter reads such steps when the pause ends, or when a sequence begins or ends.
     """
-    start, running = time.perf_counter(), rows.live.size
-    needs = parts.drafter.needs
+    needs, running = parts.drafter.needs, rows.live.size
+    capture = parts.target.decoder.capture
+    recordings = capture.recordings
+    parts.target.read_anew(rows.cache, rows.committed, rows.live)
+    start = time.perf_counter()
     roots, verified, p, verdict = _verify_roots(parts.target, parts.acceptor, rows, needs, chunks)
-    prices, work = parts.costs.at(rows.context, running), rows.work((), roots)
+    seconds = time.perf_counter() - start
+    prices, work = parts.costs.at(rows.context, running), rows.work((), roots, paused=True)
     memory = parts.policy.observe(state.policy, roots, verdict, work, prices)
-    rows.clock(verify=time.perf_counter() - start)
+    beside = sum(len(chunk.tokens) for chunk in chunks)
+    recorded = capture.recordings > recordings
+    parts.costs.observe(
+        StepTimes(work.context, running, work.fed, seconds, recorded=recorded, beside=beside)
+    )
+    rows.clock(verify=seconds)
     for chunk in chunks:
         rows.follow(chunk.sequence)
     events = rows.emit(parts.target, roots, p, verdict)
@@ -210,6 +220,7 @@ def catch_up(parts: Components, rows: SequenceBatch, state: State) -> State:
     start, vocab = time.perf_counter(), parts.target.decoder.vocab
     draft = Drafting(parts.drafter, state.drafter, rows, vocab, Drawing())
     draft.commit(*join_steps(state.unread))
+    rows.mark_unread_by_drafter()
     rows.clock(draft=time.perf_counter() - start)
     return State(draft.state, state.policy)
 
@@ -296,6 +307,7 @@ def decode_plain(
 def plain_step(target: Target, acceptor: Acceptor, rows: SequenceBatch) -> list[Emitted]:
     """Generate one token without drafts for every running sequence; at least one must run."""
     start = time.perf_counter()
+    target.read_anew(rows.cache, rows.committed, rows.live)
     roots, _, p, verdict = _verify_roots(target, acceptor, rows, HiddenStateSpec(), ())
     rows.clock(verify=time.perf_counter() - start)
     rows.work((), roots)
@@ -318,7 +330,6 @@ def _verify_roots(
         needs: the hidden states to return.
         chunks: parts of other sequences' prompts that the same pass reads.
     """
-    target.read_anew(rows.cache, rows.committed, rows.live)
     roots = Tree.from_roots(rows.live, rows.last[rows.live])
     verified = target.verify(rows.cache, roots, needs, None, chunks)
     p = rows.distributions(roots, verified, acceptor.keeps_text)

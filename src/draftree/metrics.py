@@ -38,6 +38,7 @@ class Work:
         rows: number of sequences in the step.
         context: number of committed tokens of the longest of these sequences.
         finds: number of retrievals without a model pass.
+        paused: whether the step ran without the drafter, because the policy paused.
     """
 
     frontiers: tuple[int, ...]
@@ -45,6 +46,7 @@ class Work:
     rows: int
     context: int
     finds: int = 0
+    paused: bool = False
 
 
 @dataclass(repr=False)

@@ -328,7 +328,8 @@ def test_costs_are_measured_explicitly_and_fixed_by_a_file(
     assert (status, err) == (0, "")
     assert set(found) == {"entries", "about", "ratio", "kept"}
     entry = found["entries"][0]
-    assert set(entry) == {"draft", "target", "commit", "find", "catch_up", "context", "rows"}
+    names = {"draft", "target", "commit", "find", "catch_up", "overhead", "context", "rows"}
+    assert set(entry) == names
     assert found["ratio"] == entry["draft"]["1"] / entry["target"]["1"]
     assert json.loads(fixed.read_text()) == {k: found[k] for k in ("entries", "about")}
     assert json.loads(Path(found["kept"]).read_text())["models"]["draft"]["timings"] > 0, (

@@ -16,8 +16,8 @@ from draftree.drafters._fused import (
     Fused,
     FusedDrafter,
     FusedState,
-    HitRate,
     RetrievalHits,
+    initial_rates,
     merge_hits,
 )
 from draftree.drafters.base import Drafter
@@ -26,6 +26,7 @@ from draftree.drafters.pld import PLD, PLDDrafter
 from draftree.drafters.suffix import Suffix, SuffixDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.online_logistic import Logistic
 from draftree.policies.base import Policy, append
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
@@ -44,6 +45,8 @@ COSTS = Costs({1: 0.1}, {1: 1.0, 32: 1.2})
 TABLE = table_target(random_table(4, 1), context=64)
 TAPS = TABLE.prefill(TABLE.new_cache(1, 1), [np.array([1])], HiddenStateSpec()).hidden_states
 NOTHING = np.zeros(0, np.int64)
+GUIDED = 1
+"""Index of the weights for hits that were proposed together with a guide."""
 
 
 class Given(Drafter[tuple[int, ...]]):
@@ -129,7 +132,7 @@ def begun(drafter: FusedDrafter, rows: int = 1, state: FusedState | None = None)
 
 
 def asked(drafter: FusedDrafter, state: FusedState, k: int = 4) -> tuple[Candidates, FusedState]:
-    rows = len(state.trust)
+    rows = len(state.trust[0].recent)
     return drafter.expand(
         state, Tree.from_roots(np.arange(rows), np.full(rows, 3)), np.arange(rows), k, Drawing()
     )
@@ -274,11 +277,11 @@ def test_the_trained_part_alone_where_nothing_is_found() -> None:
         medusa.start(prompts, roots, verified.hidden_states),
         fused.start(prompts, roots, verified.hidden_states),
     )
-    learnt = replace(
-        HitRate(), recent=0.9, beside=HitRate().beside.learn(np.ones((3, 4)), np.ones(3, np.bool_))
-    )
-    for row in ((HitRate(),) * 2, (learnt,) * 2):  # whatever was learnt
-        state = replace(state, trust=(row,) * 2)
+    learnt = initial_rates(2)
+    learnt.recent[:] = 0.9
+    learnt.weights[:, 1] += 0.5
+    for rates in (initial_rates(2), learnt):  # whatever was learnt
+        state = replace(state, trust=(rates,) * 2)
         tree = Tree.from_roots(np.arange(2), roots)
         want, _ = medusa.expand(alone, tree, np.arange(2), 5, Drawing())
         got, _ = fused.expand(state, tree, np.arange(2), 5, Drawing())
@@ -397,9 +400,9 @@ def test_hits_of_whole_subtrees_are_valued_and_learnt_as_by_layers() -> None:
     assert whole.score == pytest.approx(layered.score)
     path = [1, int(whole.children(1)[0])]
     verdict = AcceptResult((np.array(path),), np.array([1]))
-    learnt = [drafter.commit(each, whole, verdict, TAPS).trust[0][1] for each in (once, state)]
-    assert learnt[0].recent == learnt[1].recent != begin.trust[0][1].recent
-    assert learnt[0].alone.weights == pytest.approx(learnt[1].alone.weights)
+    learnt = [drafter.commit(each, whole, verdict, TAPS).trust[1] for each in (once, state)]
+    assert learnt[0].recent == learnt[1].recent != begin.trust[1].recent
+    assert learnt[0].weights == pytest.approx(learnt[1].weights)
     assert (
         FusedDrafter([search, search]).below(
             begin, first, np.array([1]), 4, drawing, np.array([4])
@@ -443,16 +446,17 @@ def test_finds_after_kept_nodes_are_learnt_from_and_no_others() -> None:
     after = drafter.commit(state, tree, verdict, TAPS)
     x = state.finds[0].x[0]
     assert (state.finds[1].x == x).all(), "the same everywhere"
-    want = HitRate().beside.learn(np.concatenate((x, x)), np.array([False, True]))
-    trust = after.trust[0][1]
-    assert (trust.beside.weights == want.weights).all()
-    assert (trust.beside.information == want.information).all()
-    assert trust.recent == pytest.approx(0.5 * 0.8 * 0.8 + 0.2)
-    assert trust.alone.weights.tolist() == list(_fused.UNGUIDED_WEIGHTS)
-    assert after.trust[0][0].beside.weights.tolist() == list(_fused.GUIDED_WEIGHTS), (
+    prior = Logistic.around(*_fused.GUIDED_WEIGHTS, prior=_fused.PRIOR)
+    want = prior.learn(np.concatenate((x, x)), np.array([False, True]))
+    trust = after.trust[1]
+    assert (trust.weights[0, GUIDED] == want.weights).all()
+    assert (trust.information[0, GUIDED] == want.information).all()
+    assert trust.recent == pytest.approx([0.5 * 0.8 * 0.8 + 0.2])
+    assert trust.weights[0, 0].tolist() == list(_fused.UNGUIDED_WEIGHTS)
+    assert after.trust[0].weights[0, GUIDED].tolist() == list(_fused.GUIDED_WEIGHTS), (
         "the guide is never judged"
     )
-    assert before.trust[0][1].beside.weights.tolist() == list(_fused.GUIDED_WEIGHTS), (
+    assert before.trust[1].weights[0, GUIDED].tolist() == list(_fused.GUIDED_WEIGHTS), (
         "the earlier state is as it was"
     )
     assert not after.finds
@@ -467,7 +471,7 @@ def test_a_node_that_was_verified_under_another_number_is_found_again() -> None:
     _, state = drafter.expand(state, tree, np.array([node]), 4, Drawing())
     cut = tree.select(np.isin(np.arange(len(tree)), [0, node]))
     after = drafter.commit(state, cut, AcceptResult((np.array([1]),), np.array([6])), TAPS)
-    assert after.trust[0][1].recent == pytest.approx(0.5 * 0.8 * 0.8 + 0.2), (
+    assert after.trust[1].recent == pytest.approx([0.5 * 0.8 * 0.8 + 0.2]), (
         "wrong after the root, right after the node"
     )
 
@@ -499,25 +503,25 @@ def test_learnt_weights_are_carried_on_and_sequences_are_joined() -> None:
         (NOTHING, NOTHING), np.array([6, 4])
     )  # right in one row, wrong in the other
     state = drafter.commit(state, Tree.from_roots(np.arange(2), np.array([3, 3])), verdict, TAPS)
-    one, other = (row[1].beside for row in state.trust)
+    (one, other), (much, more) = (
+        state.trust[1].weights[:, GUIDED],
+        state.trust[1].information[:, GUIDED],
+    )
     carried = drafter.carry(state)
     assert carried.parts == ((3, 3, 3, -1), (3, 3, 3, -1))
-    together = carried.trust[0][1].beside
-    want = np.linalg.solve(
-        one.information + other.information,
-        one.information @ one.weights + other.information @ other.weights,
-    )
-    assert together.weights == pytest.approx(want)
-    assert (other.weights < together.weights)[0]
-    assert (together.weights < one.weights)[0]
+    together = carried.trust[1].weights[:, GUIDED]
+    assert together.shape == (1, 4)
+    assert together[0] == pytest.approx(np.linalg.solve(much + more, much @ one + more @ other))
+    assert other[0] < together[0, 0] < one[0]
+    assert carried.trust[1].information[0, GUIDED] == pytest.approx((much + more) / 2)
     again = begun(drafter, 3, carried)
-    assert len(again.trust) == 3
-    assert all((row[1].beside.weights == together.weights).all() for row in again.trust)
-    assert {row[1].recent for row in again.trust} == {_fused.INITIAL_HIT_MEAN}, "another text"
+    assert (again.trust[1].weights[:, GUIDED] == together).all()
+    assert again.trust[1].recent.tolist() == [_fused.INITIAL_HIT_MEAN] * 3, "another text"
     assert again.parts[0] == (3, 3, 3, -1, 3, 3, 3)
     shorter = drafter.truncate(state, np.array([1, 1]))
     assert shorter.parts == ((3,), (3,))
-    assert len(shorter.trust) == 2
+    assert (shorter.trust[1].weights[:, GUIDED] == together).all()
+    assert len(shorter.trust[1].recent) == 2
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,9 @@ def test_a_batch_in_which_nothing_is_found_is_written_without_the_drafter(
     assert sum(commits) >= 3 * 199, "the drafter has read every token"
     assert len(commits) < 199 / 2
     assert max(commits) <= 3 * MAX_UNREAD_STEPS
+    paused = [work.paused for work in found.stats.work]
+    assert sum(paused) > 199 / 2
+    assert not any(paused[: _pausing.FIRST_TRIAL // 3])
 
 
 def test_the_drafter_has_read_everything_when_a_sequence_begins_ends_or_is_released() -> None:
@@ -193,8 +196,10 @@ def test_the_drafter_has_read_everything_when_a_sequence_begins_ends_or_is_relea
         parts, rows, [Request(list(p), 90, number=i) for i, p in enumerate(PROMPTS[:2])]
     )
     state = until_unread(state)
+    rows.mark_read_by_drafter()
     _, state = admit(parts, rows, [Request(list(PROMPTS[2]), 12)], state)
     read(state)
+    assert rows.mark_read_by_drafter(), "the next draft step reads the pause, too"
     state = release(parts, rows, 1, until_unread(state))
     read(state)
     while rows.live.size > 1:
@@ -252,3 +257,4 @@ def test_the_work_beside_passes_is_learnt_as_overhead() -> None:
     assert learnt.find == pytest.approx(0.0002, rel=0.1)
     assert learnt.commit == pytest.approx(0.0002, rel=0.1)
     assert learnt.drafting(Work((), 4, 4, 100, finds=1)) == pytest.approx(0.0012, rel=0.1)
+    assert learnt.drafting(Work((), 4, 4, 100, paused=True)) == 0

@@ -135,7 +135,10 @@ def test_steps_have_the_seconds_of_the_device(
 
 
 def test_costs_that_are_learnt_are_the_devices(device: list[int]) -> None:
-    sizes = {name: Size(weights=1e6, bytes=2e8) for name in ("draft", "commit", "find", "target")}
+    sizes = {
+        name: Size(weights=1e6, bytes=2e8)
+        for name in ("draft", "commit", "find", "overhead", "target")
+    }
     learner = Learner(None, {}, sizes, lambda: Speed(bandwidth=1e10, rate=1e11, overhead=0.0))
     costs, wrong = OnlineCosts(learner, learner), learner.models["draft"].seconds(PassShape(3, 64))
     *_, rows = steps("eagle2:depth=4,width=3,nodes=9", costs, 15)
@@ -156,7 +159,7 @@ def test_steps_that_record_passes_teach_nothing(device: list[int]) -> None:
     told = [timed.recorded for timed in costs.seen]
     assert told[0], "all kinds are new"
     assert not told[-1]
-    sizes = {name: Size(seconds=1.0) for name in ("target", "draft", "commit", "find")}
+    sizes = {name: Size(seconds=1.0) for name in ("target", "draft", "commit", "find", "overhead")}
     learner = Learner(None, {}, sizes, lambda: Speed(bandwidth=1e10, rate=1e11, overhead=0.0))
     learning = OnlineCosts(learner, learner)
     for recorded, learnt in (

@@ -144,7 +144,7 @@ def test_of_fifty_requests_a_fifth_aborted_nothing_is_left() -> None:
     batch.add([1, 2], 1)
     batch.run()
     assert len(found.slots.live) == 1  # the last request: no call has come after it
-    assert len(found.slots.texts) == len(found._state.trust) == 1
+    assert len(found.slots.texts) == len(found._state.trust[0].recent) == 1
     assert found.figures.requests == 51
 
 
@@ -206,6 +206,24 @@ def test_steps_are_timed_where_the_same_requests_go_on() -> None:
     batch.step()
     assert len(costs.seen) == 2
     assert costs.seen[1].sequences == 2
+
+
+def test_a_batch_in_which_searching_costs_too_much_is_paused() -> None:
+    found = chains(costs=replace(CHEAP, overhead=1.0))
+    batch = Batch(proposing(found), aimless, rows=4)
+    for prompt in prompts(4):
+        batch.add(prompt, 60)
+    batch.run()
+    costs: Any = found.costs
+    whole = [times for times in costs.seen if times.sequences == 4]
+    paused = [times.seconds == 0 for times in whole]
+    assert sum(paused) > len(paused) / 2
+    assert not any(paused[:10])
+    assert not any(times.drafts or times.commit for times in whole if not times.seconds)
+    lengths = [sum(map(len, p)) for p in batch.proposals]
+    assert sum(length > 0 for length in lengths) < len(lengths) / 2
+    slots = [text for text in found.slots.texts if text is not None]
+    assert len(slots) == len(found._state.texts) or not slots, "the drafter has read every text"
 
 
 def test_other_outputs_are_remembered() -> None:

@@ -20,6 +20,7 @@ from draftree.kernels import (
     tree_layout,
     tree_verification,
 )
+from draftree.kernels.merge_candidates import HitRates, JudgedNodes, LearningRates
 from draftree.kernels.node_table import NodeTable
 from draftree.kernels.tree_growth import (
     CandidateTable,
@@ -167,19 +168,18 @@ def of_judged(r: Random) -> Arguments:
     return logs(r, *shape), guide, r.random(shape[0]), r.normal(0, 2, (shape[0], 4)), 0.5, 1e-4
 
 
-def of_judgements(r: Random) -> Arguments:
-    f, k, n = (int(r.integers(0, 5)) for _ in range(3))
-    place = np.where(r.random((f, k)) < 0.6, -INF, NAN)
-    return (
-        whole(r, 4, f),
-        place,
-        whole(r, 4, f, k),
-        r.random((f, k, 4)),
-        whole(r, 4, n),
-        whole(r, 4, n),
-        0.4,
-        0.1,
-    )
+def of_learn_hits(r: Random) -> Arguments:
+    n, rows = int(r.integers(0, 6)), int(r.integers(1, 4))
+    finds = []
+    for _ in range(int(r.integers(0, 4))):
+        f, k = int(r.integers(0, 5)), int(r.integers(0, 4))
+        place = np.where(r.random((f, k)) < 0.6, -INF, NAN)
+        x, guided = r.random((f, k, 4)), bool(r.random() < 0.5)
+        finds.append((whole(r, 4, f), whole(r, 4, f, k), place, x, guided))
+    judged = JudgedNodes(whole(r, 4, n), whole(r, 4, n), whole(r, rows, n))
+    information = np.tile(3 * np.eye(4), (rows, 2, 1, 1))
+    rates = HitRates(r.normal(0, 1, (rows, 2, 4)), information, r.random(rows))
+    return finds, judged, rates, LearningRates(0.2, 4.0, 0.001, 0.05)
 
 
 def of_merge(r: Random) -> Arguments:
@@ -343,7 +343,7 @@ MAKERS: dict[str, Callable[[Random], Arguments]] = {
     "height": lambda r: (*curve(r), float(r.normal(5, 5))),
     "hide": of_hide,
     "judged": of_judged,
-    "judgements": of_judgements,
+    "learn_hits": of_learn_hits,
     "kept": of_kept,
     "laid": of_laid,
     "largest": of_largest,
@@ -384,7 +384,7 @@ def results(function: Callable[..., Any], given: Arguments) -> list[Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple):
+    if isinstance(one, tuple | list):
         return all(map(same, one, other))
     a, b = np.asarray(one), np.asarray(other)
     if a.dtype != b.dtype or a.shape != b.shape:

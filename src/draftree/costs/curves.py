@@ -43,7 +43,7 @@ Curve = tuple[Floats, Floats]
 def _is_in(value: Any, most: float) -> bool:
     """Return whether a value is a number above 0 and at most `most`; True is not a number here.
 
-    Curves are made often, so that the two common types are recognised first.
+    Curves are made often, so the two common types are recognised first.
     """
     return (type(value) in (float, int) or is_finite(value)) and 0 < value <= most
 
@@ -66,8 +66,8 @@ class Costs(Part):
         find: seconds in which a fused drafter retrieves candidates for one layer of the tree.
         catch_up: extra seconds of the first draft step after a target pass, including postponed
             commits.
-        overhead: seconds that the policy and the loop take in a step with drafts, beside the passes,
-            searches and the commit.
+        overhead: seconds that the policy and the loop take in a step in which the policy does not
+            pause, beside passes, searches and the commit.
 
     Raises:
         UserError: a width, a figure, the context or the number of sequences is out of range.
@@ -131,7 +131,9 @@ class Costs(Part):
         return self.drafting(work) + self.target_seconds(work.fed / work.rows)
 
     def drafting(self, work: Work) -> float:
-        """Return the estimated seconds of the drafter's part of a step."""
+        """Return the estimated seconds of a step beside its target pass; 0 if the policy paused."""
+        if work.paused:
+            return 0.0
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
         return (
             float(drafted)
@@ -301,7 +303,7 @@ UNIT_COSTS = Costs({1: 1.0}, {1: 1.0})
 
 
 def estimate_seconds(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
-    """Return the estimated seconds of several steps, and how many of them the drafter takes."""
+    """Return the estimated seconds of several steps, and how many of them drafting takes."""
     work = list(work)
     drafting = sum(costs.at(w.context, w.rows).drafting(w) for w in work)
     return drafting + estimate_target_seconds(costs, work), drafting
@@ -357,7 +359,8 @@ def _parse_costs(entry: Entries) -> Costs:
 def _width(text: str) -> float:
     """Return a width as a number; JSON stores it as text."""
     with suppress(ValueError):
-        return float(text)
+        width = float(text)
+        return int(width) if width.is_integer() else width
     raise UserError(f"a width is {format_value(text)}, allowed is a number above 0")
 
 

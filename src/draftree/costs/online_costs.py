@@ -360,7 +360,8 @@ class OnlineCosts:
             estimates = self._draft_estimates(tokens, context, rows)
             if drafter.correction.timings:
                 estimates = np.minimum(curves[1], estimates)
-            curves[1], first = estimates, min(first, float(estimates[0]))
+            curves[1] = estimates
+            first = min(first, float(estimates[tokens.index(float(rows))]))
         target, draft = (
             dict(zip([n / rows for n in tokens], monotone(curve.tolist()), strict=True))
             for curve in curves

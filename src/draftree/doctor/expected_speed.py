@@ -139,6 +139,7 @@ def _shape(costs: Costs, name: str, plan: DeviceGrowth) -> Shape:
         float(costs.drafts(frontiers).sum())
         + costs.commit
         + costs.catch_up
+        + costs.overhead
         + costs.target_seconds(nodes + 1)
     )
     return Shape(name, nodes + 1, seconds, seconds / costs.token)

@@ -10,21 +10,27 @@ nodes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
-from draftree.drafters.base import Drafter, Method, replace_slots, select_slots
+from draftree.drafters.base import Drafter, Method, slots_or_all
 from draftree.errors import UserError
-from draftree.kernels.merge_candidates import estimate_acceptance, judgements, merge
+from draftree.kernels.merge_candidates import (
+    HitRates,
+    JudgedNodes,
+    LearningRates,
+    estimate_acceptance,
+    learn_hits,
+    merge,
+)
 from draftree.models.kv_cache import SlotCache
-from draftree.online_logistic import Logistic
+from draftree.online_logistic import CURVATURE, FORGETTING_RATE
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, HiddenStateSpec, Probes, Target
 from draftree.tree import (
     AcceptResult,
-    Bools,
     Candidates,
     Draw,
     Floats,
@@ -34,13 +40,13 @@ from draftree.tree import (
 )
 
 GUIDED_WEIGHTS = (1.0, 0.5, 1.0, 2.0)
-"""Initial weights of `Find.x` for the log-odds of a retrieval hit's acceptance, with a guide.
+"""Initial weights of `RetrievalHits.x` for the log-odds of a retrieval hit's acceptance, with a guide.
 
 A hit multiplies the odds that the guide gives to the token, as independent evidence would. The
 factor is moderate: 2.7 for a hit with q = ½.
 """
 UNGUIDED_WEIGHTS = (0.0, 1.0, 0.0, 2.0)
-"""Initial weights of `Find.x` without a guide; the first estimate is the part's own q."""
+"""Initial weights of `RetrievalHits.x` without a guide; the first estimate is the part's own q."""
 PRIOR = 4.0
 """The number of examples of unit curvature that count as much as the initial weights."""
 RECENT_HIT_WEIGHT, INITIAL_HIT_MEAN = 0.2, 0.5
@@ -48,6 +54,8 @@ RECENT_HIT_WEIGHT, INITIAL_HIT_MEAN = 0.2, 0.5
 
 `RECENT_HIT_WEIGHT` is the weight of the newest hit, and `INITIAL_HIT_MEAN` the mean before any hit.
 """
+LEARNING = LearningRates(RECENT_HIT_WEIGHT, PRIOR, FORGETTING_RATE, CURVATURE)
+"""Constants by which the acceptance of hits is learnt."""
 PROBABILITY_MARGIN = 1e-4
 """Probabilities are clipped to this distance from 0 and 1 before the weights learn from them."""
 NO_GUIDE_LOG_Q = np.zeros((0, 0))
@@ -79,21 +87,11 @@ class Fused(Method):
         return FusedDrafter([part.example(target) for part in self.parts])
 
 
-@dataclass(frozen=True)
-class HitRate:
-    """Estimates of how often one part's candidates are accepted in a sequence.
-
-    They are conditional on the acceptance of the parent.
-
-    Attributes:
-        beside: the model of acceptance for candidates that were proposed together with a guide.
-        alone: the model of acceptance for candidates without a guide.
-        recent: moving mean of how often this sequence's last candidates included the right token.
-    """
-
-    beside: Logistic = field(default_factory=lambda: Logistic.around(*GUIDED_WEIGHTS, prior=PRIOR))
-    alone: Logistic = field(default_factory=lambda: Logistic.around(*UNGUIDED_WEIGHTS, prior=PRIOR))
-    recent: float = INITIAL_HIT_MEAN
+def initial_rates(rows: int) -> HitRates:
+    """Return the acceptance of a part's hits in R sequences before anything is learnt."""
+    weights = np.array([UNGUIDED_WEIGHTS, GUIDED_WEIGHTS])
+    information = np.tile(PRIOR * np.eye(weights.shape[1]), (rows, 2, 1, 1))
+    return HitRates(np.tile(weights, (rows, 1, 1)), information, np.full(rows, INITIAL_HIT_MEAN))
 
 
 @dataclass(frozen=True)
@@ -122,6 +120,11 @@ class RetrievalHits:
     x: Floats
     value: Floats
 
+    @property
+    def judged(self) -> tuple[Ints, Ints, Floats, Floats, bool]:
+        """Return the hits in the form that `learn_hits` takes."""
+        return self.numbers, self.tokens, self.place, self.x, self.guided
+
 
 @dataclass(frozen=True)
 class FusedState:
@@ -129,22 +132,22 @@ class FusedState:
 
     Attributes:
         parts: [P] the state of each part.
-        trust: [R][P] the trust in each part for each slot. In the result of `carry` there is one
-            slot, which stands for all.
+        trust: [P] how often the hits of each part are accepted, for each slot. In the result of
+            `carry` there is one slot, which stands for all.
         finds: the candidates that were proposed in this step.
         searched: the results of the last search: a map from node number to place in the frontier,
             and the candidates of each part that searches.
     """
 
     parts: tuple[Any, ...]
-    trust: tuple[tuple[HitRate, ...], ...]
+    trust: tuple[HitRates, ...]
     finds: tuple[RetrievalHits, ...] = ()
     searched: tuple[Mapping[int, int], Mapping[int, Candidates]] = ({}, {})
 
     @property
-    def together(self) -> tuple[HitRate, ...]:
-        """Return the trust in each part [P], averaged over all sequences."""
-        return tuple(_average_trust(rows) for rows in zip(*self.trust, strict=True))
+    def together(self) -> tuple[HitRates, ...]:
+        """Return the trust in each part [P], averaged over all sequences, for one slot."""
+        return tuple(map(_average_rates, self.trust))
 
 
 @final
@@ -200,17 +203,18 @@ class FusedDrafter(Drafter[FusedState]):
         rows: Ints | None = None,
     ) -> FusedState:
         before = (None,) * len(self.parts) if state is None else state.parts
-        known = (HitRate(),) * len(self.parts) if state is None else state.together
+        known = (initial_rates(1),) * len(self.parts) if state is None else state.together
         inner = [
             part.start(prompts, roots, select_hidden_states(part, hidden_states), s, rows)
             for part, s in zip(self.parts, before, strict=True)
         ]
-        fresh = (tuple(replace(trust, recent=INITIAL_HIT_MEAN) for trust in known),) * len(prompts)
-        if state is None or len(state.trust) != len(
+        known = tuple(rates._replace(recent=np.full(1, INITIAL_HIT_MEAN)) for rates in known)
+        if state is None or len(state.trust[0].recent) != len(
             prompts
         ):  # what `carry` returns has one slot, which represents all
-            return FusedState(tuple(inner), fresh)
-        return FusedState(tuple(inner), replace_slots(state.trust, rows, fresh))
+            every = np.zeros(len(prompts), np.int64)
+            return FusedState(tuple(inner), _select_rates(known, every))
+        return FusedState(tuple(inner), _replace_rates(state.trust, rows, known))
 
     def find(
         self, state: FusedState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
@@ -249,13 +253,7 @@ class FusedDrafter(Drafter[FusedState]):
             return None, state
         if not found.nodes.size:
             return replace(found, alone=False), replace(state, parts=tuple(inner))
-        find = _find(
-            i,
-            found.candidates,
-            None,
-            found.nodes,
-            [state.trust[row][i] for row in found.rows.tolist()],
-        )
+        find = _find(i, found.candidates, None, found.nodes, state.trust[i], found.rows)
         cut = MAX_HIT_MASS / np.maximum(find.value.sum(axis=1, keepdims=True), MAX_HIT_MASS)
         log_q = np.where(
             found.candidates.log_q > -np.inf,
@@ -319,20 +317,13 @@ class FusedDrafter(Drafter[FusedState]):
 
         Parts that propose no token are left out.
         """
-        rows, found = tree.row[frontier].tolist(), []
-        for i, candidates in proposed.items():
-            if i != guide and (candidates.log_q > -np.inf).any():
-                trust = [state.trust[row][i] for row in rows]
-                found.append(
-                    _find(
-                        i,
-                        candidates,
-                        None if guide is None else proposed[guide],
-                        tree.number[frontier],
-                        trust,
-                    )
-                )
-        return found
+        guiding = None if guide is None else proposed[guide]
+        nodes, rows = tree.number[frontier], tree.row[frontier]
+        return [
+            _find(i, candidates, guiding, nodes, state.trust[i], rows)
+            for i, candidates in proposed.items()
+            if i != guide and (candidates.log_q > -np.inf).any()
+        ]
 
     def commit(
         self, state: FusedState, tree: Tree, verdict: AcceptResult, hidden_states: HiddenStates
@@ -341,15 +332,15 @@ class FusedDrafter(Drafter[FusedState]):
             part.commit(s, tree, verdict, select_hidden_states(part, hidden_states))
             for part, s in zip(self.parts, state.parts, strict=True)
         ]
+        kept = verdict.nodes
+        nexts = np.append(tree.tokens[kept[1:]], 0)
+        ends = np.cumsum([1 + len(path) for path in verdict.paths]) - 1
+        nexts[ends] = verdict.bonus
+        judged = JudgedNodes(tree.number[kept], nexts, tree.row[kept])
         trust = list(state.trust)
-        for root in range(tree.roots):
-            row, kept = int(tree.row[root]), verdict.committed_nodes(root)
-            nexts = np.concatenate((tree.tokens[kept[1:]], verdict.bonus[root : root + 1]))
-            finds = [[f for f in state.finds if f.part == i] for i in range(len(inner))]
-            trust[row] = tuple(
-                _update_trust(known, mine, tree.number[kept], nexts) if mine else known
-                for known, mine in zip(trust[row], finds, strict=True)
-            )
+        for i in {find.part for find in state.finds}:
+            mine = [find.judged for find in state.finds if find.part == i]
+            trust[i] = HitRates(*learn_hits(mine, judged, trust[i], LEARNING))
         return FusedState(tuple(inner), tuple(trust))
 
     def flush(self, state: FusedState) -> FusedState:
@@ -362,9 +353,7 @@ class FusedDrafter(Drafter[FusedState]):
         inner = [
             part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)
         ]
-        return FusedState(
-            tuple(inner), replace_slots(state.trust, rows, (state.together,) * len(lengths))
-        )
+        return FusedState(tuple(inner), _replace_rates(state.trust, rows, state.together))
 
     def select(self, state: FusedState, rows: Ints, cache: SlotCache) -> FusedState | None:
         inner = [
@@ -372,11 +361,11 @@ class FusedDrafter(Drafter[FusedState]):
         ]
         if any(s is None for s in inner):
             return None
-        return FusedState(tuple(inner), select_slots(state.trust, rows, state.together))
+        return FusedState(tuple(inner), _select_rates(state.trust, rows, state.together))
 
     def carry(self, state: FusedState) -> FusedState:
         inner = [part.carry(s) for part, s in zip(self.parts, state.parts, strict=True)]
-        return FusedState(tuple(inner), (state.together,))
+        return FusedState(tuple(inner), state.together)
 
     def probes(self, state: FusedState) -> Probes | None:
         return (
@@ -395,7 +384,12 @@ def select_hidden_states(part: Drafter[Any], hidden_states: HiddenStates) -> Hid
 
 
 def _find(
-    part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[HitRate]
+    part: int,
+    found: Candidates,
+    guide: Candidates | None,
+    numbers: Ints,
+    rates: HitRates,
+    rows: Ints,
 ) -> RetrievalHits:
     """Return a part's candidates with their estimated acceptance.
 
@@ -404,11 +398,11 @@ def _find(
         found: the candidates of the part.
         guide: the candidates of the guide, if there is one.
         numbers: [F] the numbers of the frontier's nodes.
-        trust: [F] the trust in the part for each node's sequence.
+        rates: how often the part's hits are accepted.
+        rows: [F] the slot of each node.
     """
     log_q = NO_GUIDE_LOG_Q if guide is None else guide.log_of(found.tokens)
-    recent = np.array([t.recent for t in trust])
-    weights = np.array([t.alone.weights if guide is None else t.beside.weights for t in trust])
+    recent, weights = rates.recent[rows], rates.weights[rows, int(guide is not None)]
     x, value, theirs, place = estimate_acceptance(
         np.ascontiguousarray(found.log_q),
         log_q,
@@ -468,51 +462,37 @@ def merge_hits(guide: Candidates | None, finds: Sequence[RetrievalHits], k: int)
     return replace(guide, tokens=tokens, log_q=values, sources=sources, source=0, draw=Draw.POINT)
 
 
-def _update_trust(
-    trust: HitRate, finds: Sequence[RetrievalHits], kept: Ints, nexts: Ints
-) -> HitRate:
-    """Return the trust in a part after a step of its sequence.
-
-    Args:
-        trust: the trust before the step.
-        finds: the candidates of the part in this step.
-        kept: [n] numbers of the root and the accepted nodes.
-        nexts: [n] the token that the target chose after each of these nodes. It decides about all
-            candidates after these nodes, even those that were not verified. Nothing is learnt from
-            candidates after other nodes.
-    """
-    recent = trust.recent
-    beside = trust.beside
-    alone = trust.alone
-    examples: dict[bool, list[tuple[Floats, Bools]]] = {}
-    for f in finds:
-        x, right, recent = judgements(
-            f.numbers, f.place, f.tokens, f.x, kept, nexts, recent, RECENT_HIT_WEIGHT
-        )
-        if len(right):
-            examples.setdefault(f.guided, []).append((x, right))
-    for guided, several in examples.items():
-        x, true = (
-            several[0] if len(several) == 1 else map(np.concatenate, zip(*several, strict=True))
-        )
-        beside, alone = (beside.learn(x, true), alone) if guided else (beside, alone.learn(x, true))
-    return HitRate(beside, alone, recent)
-
-
-def _average_trust(rows: Sequence[HitRate]) -> HitRate:
-    """Return the average over sequences of the trust in one part.
+def _average_rates(rates: HitRates) -> HitRates:
+    """Return the average over sequences, as the rates of one sequence.
 
     Each sequence's weights count in proportion to the sequence's information matrix.
     """
-    if len(rows) == 1:
-        return rows[0]
-    beside, alone = (_mean([getattr(row, name) for row in rows]) for name in ("beside", "alone"))
-    return HitRate(beside, alone, float(np.mean([row.recent for row in rows])))
+    if len(rates.recent) == 1:
+        return rates
+    information = rates.information.sum(axis=0)
+    weighted = (rates.information @ rates.weights[..., None]).sum(axis=0)
+    weights = np.linalg.solve(information, weighted)[..., 0]
+    mean = information / len(rates.recent)
+    return HitRates(weights[None], mean[None], rates.recent.mean(keepdims=True))
 
 
-def _mean(several: Sequence[Logistic]) -> Logistic:
-    information = np.sum([each.information for each in several], axis=0)
-    weights = np.linalg.solve(
-        information, np.sum([each.information @ each.weights for each in several], axis=0)
+def _select_rates(
+    trust: Sequence[HitRates], rows: Ints, empty: Sequence[HitRates] | None = None
+) -> tuple[HitRates, ...]:
+    """Return the rates of selected slots; where `rows` is −1, those of `empty`, of one slot."""
+    if empty is None:
+        return tuple(HitRates(*(column[rows] for column in rates)) for rates in trust)
+    return tuple(
+        HitRates(*(np.concatenate(columns)[rows] for columns in zip(rates, one, strict=True)))
+        for rates, one in zip(trust, empty, strict=True)
     )
-    return replace(several[0], weights=weights, information=information / len(several))
+
+
+def _replace_rates(
+    trust: Sequence[HitRates], rows: Ints | None, new: Sequence[HitRates]
+) -> tuple[HitRates, ...]:
+    """Return the rates with the given slots, by default all, set to those of `new`, of one slot."""
+    count = len(trust[0].recent)
+    chosen = np.arange(count)
+    chosen[slots_or_all(rows, count)] = -1
+    return _select_rates(trust, chosen, new)

@@ -4,9 +4,12 @@ Shapes: F frontier nodes, M candidates of all parts side by side, K candidates o
 """
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from draftree.kernels.logistic import newton
 from draftree.kernels.scalar_log_exp import exp, log
 from draftree.native import Array, native, native_as
 
@@ -60,50 +63,101 @@ def estimate_acceptance(
     return x, value, theirs, place
 
 
-@native
-def judgements(
-    numbers: Array,
-    place: Array,
-    tokens: Array,
-    x: Array,
-    kept: Array,
-    nexts: Array,
-    recent: float,
-    share: float,
-) -> tuple[Array, Array, float]:
-    """Return training examples from retrieval hits that the target has judged.
+class HitRates(NamedTuple):
+    """Hold how often one part's hits are accepted in each sequence, given that the parent is.
 
-    The examples are the hits after accepted nodes.
+    Attributes:
+        weights: [R, 2, X] weights of the logistic regression of acceptance: at [:, 0] for hits
+            without a guide, at [:, 1] for hits that were proposed together with one.
+        information: [R, 2, X, X] the curvature of all examples learnt, including the prior.
+        recent: [R] moving mean of how often the sequence's last hits included the right token.
+    """
+
+    weights: Array
+    information: Array
+    recent: Array
+
+
+class JudgedNodes(NamedTuple):
+    """Hold the root and the accepted nodes of all sequences.
+
+    Attributes:
+        numbers: [n] the numbers of the nodes during drafting.
+        tokens: [n] the token that the target chose after each node.
+        rows: [n] the slot of each node's sequence.
+    """
+
+    numbers: Array
+    tokens: Array
+    rows: Array
+
+
+class LearningRates(NamedTuple):
+    """Hold the constants by which the acceptance of hits is learnt.
+
+    Attributes:
+        recent: the weight of the newest outcome in the moving mean.
+        prior: see `logistic.newton`.
+        forgetting: see `logistic.newton`.
+        least: see `logistic.newton`.
+    """
+
+    recent: float
+    prior: float
+    forgetting: float
+    least: float
+
+
+@native
+def learn_hits(
+    finds: Sequence[tuple[Array, Array, Array, Array, bool]],
+    judged: JudgedNodes,
+    rates: HitRates,
+    learning: LearningRates,
+) -> HitRates:
+    """Return the acceptance of a part's hits after a step of some sequences.
+
+    The target's token after a node decides about all hits after the node, even about those that
+    were not verified. Nothing is learnt from hits after other nodes. All examples of a sequence are
+    learnt in one Newton step, those with a guide separately from those without one.
 
     Args:
-        numbers: [F] the nodes after which hits were found.
-        place: [F, K] −∞ at hits, else NaN.
-        tokens: [F, K] the tokens of the hits.
-        x: [F, K, X] the features of the hits.
-        kept: [n] numbers of root and accepted nodes.
-        nexts: [n] the token that the target chose after each of these nodes.
-        recent: the running share of nodes whose hits contained the right token.
-        share: the weight of the newest outcome in `recent`.
-
-    Returns:
-        The features [M, X], whether each hit was right [M], and the new value of `recent`.
+        finds: the hits of the step. Each entry has [F] the numbers of the nodes after which hits
+            were found, [F, K] tokens, [F, K] −∞ at hits (NaN elsewhere), [F, K, X] features, and
+            whether there was a guide.
+        judged: the root and the accepted nodes.
+        rates: the acceptance before the step.
+        learning: constants.
     """
-    nodes, width, features = x.shape
-    examples = np.empty((nodes * width, features))
-    right = np.empty(nodes * width, np.bool_)
-    count = 0
-    for f in range(nodes):
-        for i in range(len(kept)):
-            if kept[i] == numbers[f]:
-                before, success = count, False
-                for k in range(width):
-                    if place[f, k] == -np.inf:
-                        examples[count], right[count] = x[f, k], tokens[f, k] == nexts[i]
-                        success |= right[count]
-                        count += 1
-                if count > before:
-                    recent += share * (success - recent)
-    return examples[:count], right[:count], recent
+    weights, information, recent = (column.copy() for column in rates)
+    for row in range(len(recent)):
+        kept = judged.numbers[judged.rows == row]
+        nexts = judged.tokens[judged.rows == row]
+        examples: tuple[list[Array], list[Array]] = ([], [])
+        right: tuple[list[bool], list[bool]] = ([], [])
+        for numbers, tokens, place, x, guided in finds:
+            kind = int(guided)
+            for f in range(len(numbers)):
+                for i in range(len(kept)):
+                    hits = np.flatnonzero(place[f] == -np.inf)
+                    if kept[i] != numbers[f] or not hits.size:
+                        continue
+                    found = [bool(tokens[f, k] == nexts[i]) for k in hits]
+                    examples[kind].extend(x[f, hits])
+                    right[kind].extend(found)
+                    recent[row] += learning.recent * (any(found) - recent[row])
+        for kind in range(2):
+            if right[kind]:
+                weights[row, kind], information[row, kind] = newton(
+                    weights[row, kind],
+                    information[row, kind],
+                    learning.prior,
+                    np.array(examples[kind]),
+                    np.array(right[kind]),
+                    learning.forgetting,
+                    learning.least,
+                )
+    return HitRates(weights, information, recent)
 
 
 @native

@@ -27,7 +27,7 @@ In a batch of eight, drafting that never pays is then tried in one of 17 steps.
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether drafting pays in batches of one size.
+    """Records whether drafting pays in batches of one size.
 
     Attributes:
         profit: mean profit of the steps with drafts: the tokens of each sequence that a step
@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """Trials of drafting by batch size.
+    """Holds the trials of drafting by batch size.
 
     A single sequence is never paused: its next token may begin a copy of an earlier text, and the
     search for it takes little of a step.

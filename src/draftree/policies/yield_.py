@@ -288,6 +288,8 @@ class Yield(Policy):
         costs = outlook.costs
         tree = outlook.roots
         memory = outlook.memory
+        if self.pauses(memory, tree.roots):
+            return None
         budget = _Budget.of(costs, tree.roots, memory)
         _, able, least, _ = budget.promising(tree, 0, outlook.room, self.depth)
         step = DraftPrice(costs.draft_curve, len(able), 1, costs.catch_up)

@@ -129,6 +129,8 @@ class RunningBatch:
         ):  # the drafter has no sequences, and begins anew with what it has learnt
             self._host.remember(self.state)
             parts, self.state = self._host.scheduled_parts()
+        else:
+            self.state = loop.catch_up(parts, rows, self.state)
         moved = (
             loop.select(parts, rows, chosen, self.state)
             if self.running

@@ -71,8 +71,9 @@ class RandomCosts:
             dict(zip((1, 4, 16, 64), 10 ** self._rng.uniform(-5, 0, 4), strict=True))
             for _ in range(2)
         )
-        commit, find, catch_up = self._rng.uniform(0, 0.1, 3).tolist()
-        return Costs(draft, target, commit, find=find, catch_up=catch_up)
+        names = ("commit", "find", "catch_up", "overhead")
+        constants = dict(zip(names, self._rng.uniform(0, 0.1, 4).tolist(), strict=True))
+        return Costs(draft, target, **constants)
 
     def observe(self, step: StepTimes) -> None:
         """Ignore the times of a step."""

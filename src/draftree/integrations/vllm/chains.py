@@ -203,34 +203,31 @@ class Chains:
         order = [judged[int(row)] for row in tree.row[: tree.roots]]
         paths = tuple(np.array([place[number] for number in path], np.int64) for path, _ in order)
         verdict = AcceptResult(paths, np.array([bonus for _, bonus in order], np.int64))
+        start = time.perf_counter()
         self._state = self.drafter.commit(self._state, tree, verdict, NO_TAPS)
-        self._memory = self.policy.observe(
-            self._memory, tree, verdict, replace(last.work, rows=tree.roots), last.costs
-        )
+        commit = time.perf_counter() - start
+        work = last.work if last.work.paused else replace(last.work, rows=tree.roots)
+        self._memory = self.policy.observe(self._memory, tree, verdict, work, last.costs)
         self.figures.steps += tree.roots
         self.figures.accepted += sum(map(len, paths))
         if steady and len(judged) == len(rows) == last.tree.roots:
-            self._time(last, began - last.ended, sum(map(len, paths)) + tree.roots)
+            self._time(last, began - last.ended, commit, sum(map(len, paths)) + tree.roots)
         return known
 
-    def _time(self, last: PendingChains, seconds: float, gained: int) -> None:
+    def _time(self, last: PendingChains, seconds: float, commit: float, gained: int) -> None:
         """Learn costs from the time of one step of vLLM.
 
         Args:
             last: the step.
             seconds: time of the step without drafting.
+            commit: time of the drafter's commit.
             gained: number of tokens that the step generated.
         """
         work, drafting = last.work, last.ended - last.began
-        times = StepTimes(
-            work.context,
-            work.rows,
-            work.fed,
-            seconds,
-            last.drafts,
-            seconds=seconds + drafting,
-            gained=gained,
-        )
+        times = StepTimes(work.context, work.rows, work.fed, seconds)
+        if not work.paused:
+            whole = seconds + drafting
+            times = replace(times, drafts=last.drafts, commit=commit, seconds=whole, gained=gained)
         self.costs.observe(times)
         self.figures.timed += 1
 
@@ -309,6 +306,7 @@ class Chains:
         depth = np.full(len(self.slots.texts), -1)
         for row, slot in zip(rows, slots, strict=True):
             depth[slot] = np.clip(self.context - len(row.text) - 1, 0, self.longest)
+        paused = self.policy.pauses(self._memory, len(rows))
         search = TextSearch(self.drafter, self._state)
         grown = self.policy.draft(
             search, roots, costs, TreeBudget(depth, self.longest), self._memory
@@ -316,7 +314,7 @@ class Chains:
         tree, chains = _chains(grown, self.vocab)
         self._state = search.state
         frontiers = tuple(step.tokens for step in search.steps)
-        work = Work(frontiers, len(tree), len(rows), context)
+        work = Work(frontiers, len(tree), len(rows), context, paused=paused)
         self.figures.drafted += tree.drafted
         self._last = PendingChains(
             tree, costs, work, tuple(search.steps), began, time.perf_counter()

@@ -9,6 +9,7 @@
 #include "numpy_arrays.h"
 #include "bind_loops.h"
 #include "log_exp.h"
+#include "tree_arguments.h"
 
 namespace nb = nanobind;
 
@@ -50,32 +51,6 @@ std::tuple<Out<double, 3>, Out<double, 2>, Out<double, 2>, Out<double, 2>> judge
     }
   }
   return {x, value, theirs, place};
-}
-
-std::tuple<Out<double, 2>, Out<bool>, double> judgements(
-    const In<int64_t>& numbers, const In<double, 2>& place, const In<int64_t, 2>& tokens,
-    const In<double, 3>& x, const In<int64_t>& kept, const In<int64_t>& nexts, double recent,
-    double share) {
-  const int64_t nodes = x.size(0), width = x.size(1), features = x.size(2);
-  auto examples = Out<double, 2>::empty({nodes * width, features});
-  auto right = Out<bool>::empty({nodes * width});
-  int64_t count = 0;
-  for (int64_t f = 0; f < nodes; f++) {
-    for (int64_t i = 0; i < kept.size(0); i++) {
-      if (kept[i] != numbers[f]) continue;
-      const int64_t before = count;
-      bool success = false;
-      for (int64_t k = 0; k < width; k++) {
-        if (place(f, k) != -INFINITE) continue;
-        std::copy_n(&x(f, k, 0), features, examples.data() + count * features);
-        right[count] = tokens(f, k) == nexts[i];
-        success |= right[count];
-        count++;
-      }
-      if (count > before) recent += share * (static_cast<double>(success) - recent);
-    }
-  }
-  return {examples.first(count), right.first(count), recent};
 }
 
 std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(
@@ -137,24 +112,21 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(
   return {token, found, parts};
 }
 
-std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights,
-                                               const In<double, 2>& information, double prior,
-                                               const In<double, 2>& x, const In<bool>& right,
-                                               double forgetting, double least) {
-  const int64_t width = weights.size(0);
-  auto known = Out<double, 2>::empty({width, width});
-  auto moved = Out<double>::empty({width});
+// One Newton step over some examples; weights and information are changed in place.
+void step_newton(double* weights, double* information, int64_t width, double prior, int64_t count,
+                 const double* x, const unsigned char* right, double forgetting, double least) {
   std::vector<double> step(width), lower(width * width);
-  for (int64_t i = 0; i < width * width; i++) known[i] = (1 - forgetting) * information[i];
+  const auto known = [&](int64_t a, int64_t b) -> double& { return information[a * width + b]; };
+  for (int64_t i = 0; i < width * width; i++) information[i] = (1 - forgetting) * information[i];
   for (int64_t a = 0; a < width; a++) known(a, a) += forgetting * prior;
-  for (int64_t m = 0; m < x.size(0); m++) {
+  for (int64_t m = 0; m < count; m++, x += width) {
     double logit = 0;
-    for (int64_t a = 0; a < width; a++) logit += weights[a] * x(m, a);
+    for (int64_t a = 0; a < width; a++) logit += weights[a] * x[a];
     const double p = 1 / (1 + exp_of(-logit));
     const double curvature = larger_of(p * (1 - p), least);
     for (int64_t a = 0; a < width; a++) {
-      step[a] += x(m, a) * (static_cast<double>(right[m]) - p);
-      for (int64_t b = 0; b < width; b++) known(a, b) += curvature * x(m, a) * x(m, b);
+      step[a] += x[a] * (static_cast<double>(right[m]) - p);
+      for (int64_t b = 0; b < width; b++) known(a, b) += curvature * x[a] * x[b];
     }
   }
   // The Cholesky factor: known = L Lᵀ.
@@ -174,8 +146,87 @@ std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights,
     for (int64_t b = a + 1; b < width; b++) step[a] -= L(b, a) * step[b];
     step[a] /= L(a, a);
   }
-  for (int64_t a = 0; a < width; a++) moved[a] = weights[a] + step[a];
+  for (int64_t a = 0; a < width; a++) weights[a] += step[a];
+}
+
+std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights,
+                                               const In<double, 2>& information, double prior,
+                                               const In<double, 2>& x, const In<bool>& right,
+                                               double forgetting, double least) {
+  const int64_t width = weights.size(0);
+  auto known = Out<double, 2>::empty({width, width});
+  auto moved = Out<double>::empty({width});
+  std::copy_n(information.data(), width * width, known.data());
+  std::copy_n(weights.data(), width, moved.data());
+  step_newton(moved.data(), known.data(), width, prior, x.size(0), x.data(),
+              reinterpret_cast<const unsigned char*>(right.data()), forgetting, least);
   return {moved, known};
+}
+
+nb::tuple learn_hits(nb::list given_finds, nb::handle judged, nb::handle rates,
+                     nb::handle learning) {
+  struct Find {
+    In<int64_t> numbers;
+    In<int64_t, 2> tokens;
+    In<double, 2> place;
+    In<double, 3> x;
+    bool guided;
+  };
+  struct Examples {
+    std::vector<double> x;
+    std::vector<unsigned char> right;
+  };
+  std::vector<Find> finds;
+  for (nb::handle find : given_finds)
+    finds.push_back({entry<In<int64_t>>(find, 0), entry<In<int64_t, 2>>(find, 1),
+                     entry<In<double, 2>>(find, 2), entry<In<double, 3>>(find, 3),
+                     entry<bool>(find, 4)});
+  const auto numbers = entry<In<int64_t>>(judged, 0), nexts = entry<In<int64_t>>(judged, 1),
+             rows = entry<In<int64_t>>(judged, 2);
+  const auto old_weights = entry<In<double, 3>>(rates, 0);
+  const auto old_information = entry<In<double, 4>>(rates, 1);
+  const auto old_recent = entry<In<double>>(rates, 2);
+  const int64_t count = old_recent.size(0), kinds = old_weights.size(1),
+                width = old_weights.size(2);
+  auto weights = Out<double, 3>::empty({count, kinds, width});
+  auto information = Out<double, 4>::empty({count, kinds, width, width});
+  auto recent = Out<double>::empty({count});
+  std::copy_n(old_weights.data(), old_weights.size(), weights.data());
+  std::copy_n(old_information.data(), old_information.size(), information.data());
+  std::copy_n(old_recent.data(), count, recent.data());
+  const double share = entry<double>(learning, 0), prior = entry<double>(learning, 1),
+               forgetting = entry<double>(learning, 2), least = entry<double>(learning, 3);
+  for (int64_t row = 0; row < count; row++) {
+    Examples examples[2];
+    for (const Find& find : finds) {
+      Examples& mine = examples[find.guided];
+      for (int64_t f = 0; f < find.numbers.size(0); f++) {
+        for (int64_t i = 0; i < numbers.size(0); i++) {
+          if (rows[i] != row || numbers[i] != find.numbers[f]) continue;
+          const size_t before = mine.right.size();
+          bool success = false;
+          for (int64_t k = 0; k < find.tokens.size(1); k++) {
+            if (find.place(f, k) != -INFINITE) continue;
+            const double* x = &find.x(f, k, 0);
+            mine.x.insert(mine.x.end(), x, x + width);
+            mine.right.push_back(find.tokens(f, k) == nexts[i]);
+            success |= mine.right.back();
+          }
+          if (mine.right.size() > before)
+            recent[row] += share * (static_cast<double>(success) - recent[row]);
+        }
+      }
+    }
+    for (int64_t kind = 0; kind < kinds; kind++) {
+      const Examples& mine = examples[kind];
+      if (mine.right.empty()) continue;
+      const int64_t at = row * kinds + kind;
+      step_newton(weights.data() + at * width, information.data() + at * width * width, width,
+                  prior, static_cast<int64_t>(mine.right.size()), mine.x.data(), mine.right.data(),
+                  forgetting, least);
+    }
+  }
+  return nb::make_tuple(weights, information, recent);
 }
 
 }  // namespace
@@ -183,7 +234,7 @@ std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights,
 void bind_candidate_fusion(nb::module_& m) {
   m.def("odds", &odds);
   m.def("judged", &judged);
-  m.def("judgements", &judgements);
+  m.def("learn_hits", &learn_hits);
   m.def("merge", &merge);
   m.def("newton", &newton);
 }
