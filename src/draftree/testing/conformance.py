@@ -784,12 +784,15 @@ PAIRWISE: dict[str, Check] = {
     "joining-8": partial(_joining, 8),
     "scheduled": partial(_check_scheduler, 3),
     "scheduled-8": partial(_check_scheduler, 8),
-    "paused": partial(_with_pauses, partial(_joining, 3)),
-    "paused-scheduled": partial(_with_pauses, partial(_check_scheduler, 3)),
 }
 """Checks that are run for a selection of pairings: any two values of check, drafter, policy and
 acceptor occur together in some case."""
-CHECKS = FULL_CHECKS | PAIRWISE
+PAUSED: dict[str, Check] = {
+    "paused": partial(_with_pauses, partial(_joining, 3)),
+    "paused-scheduled": partial(_with_pauses, partial(_check_scheduler, 3)),
+}
+"""Checks that are run for every drafter with every acceptor, and policies in turn."""
+CHECKS = FULL_CHECKS | PAIRWISE | PAUSED
 
 
 def batch_cases(
@@ -835,7 +838,8 @@ def cases(
     """Return the cases of the conformance suite.
 
     By default, the checks `FULL_CHECKS` run for every drafter × policy, each time with another
-    third of the acceptors. The checks `PAIRWISE` run for a selection of combinations.
+    third of the acceptors. The checks `PAIRWISE` run for a selection of combinations, and the checks
+    `PAUSED` for every drafter × acceptor.
 
     So each acceptor is tested with each drafter and with each policy, but only `full` covers all
     combinations. The check of a single sequence uses only acceptors that guarantee the text. For
@@ -860,7 +864,12 @@ def cases(
         return full or (turn + every[2].index(rule)) % turns == 0
 
     everywhere = (c for c in itertools.product(FULL_CHECKS, *every) if due(*c))
-    return [Case(*c) for c in (*everywhere, *chosen)]
+    paused = [
+        (check, drafter, every[1][number % len(every[1])], rule)
+        for check in PAUSED
+        for number, (drafter, rule) in enumerate(itertools.product(every[0], every[2]))
+    ]
+    return [Case(*c) for c in (*everywhere, *chosen, *paused)]
 
 
 def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
