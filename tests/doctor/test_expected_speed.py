@@ -55,7 +55,7 @@ def test_a_tree_counts_the_draft_steps_that_its_policy_takes() -> None:
     *_, tree = examine(target, drafter, "eagle2:nodes=20").shapes
     drafts = costs.draft_seconds(1) + 5 * costs.draft_seconds(10)
     assert tree.seconds == pytest.approx(
-        drafts + costs.target_seconds(21) + costs.commit + costs.catch_up
+        drafts + costs.target_seconds(21) + costs.commit + costs.catch_up + costs.overhead
     )
     static = examine(target, drafter, "eagle2:nodes=200,depth=2,width=3").shapes[-1]
     assert static.nodes == 1 + 3 + 9

@@ -228,7 +228,7 @@ def test_every_case_is_there() -> None:
         for kind, known in parts.items():
             assert {getattr(c, kind) for c in rest if c.check == check} == set(known)
     assert len(cases(full=True)) == prod(map(len, parts.values())) * (
-        len(FULL_CHECKS) + len(PAIRWISE)
+        len(FULL_CHECKS) + len(PAIRWISE) + len(PAUSED)
     )
 
 

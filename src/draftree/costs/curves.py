@@ -390,27 +390,3 @@ def _curve_arrays(curve: SecondsByWidth) -> Curve:
 def _interpolate(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
     """Interpolate linearly between widths; beyond them the last slope continues."""
     return between(widths, seconds, np.asarray(tokens, np.float64))
-
-
-def take_minimum(a: Costs, b: Costs) -> Costs:
-    """Return the minimum of two measurements of the same costs, at the second one's widths.
-
-    Other programs on the machine can only increase a measurement.
-    """
-    return replace(
-        b,
-        draft={w: min(a.draft_seconds(w), seconds) for w, seconds in b.draft.items()},
-        target={w: min(a.target_seconds(w), seconds) for w, seconds in b.target.items()},
-        commit=min(a.commit, b.commit),
-        find=min(a.find, b.find),
-        catch_up=min(a.catch_up, b.catch_up),
-        overhead=min(a.overhead, b.overhead),
-    )
-
-
-def gains_of_chains(lengths: Sequence[float], costs: Costs) -> list[float]:
-    """Return the speed-ups of greedy chains of 1, 2, … tokens, from their acceptance lengths."""
-    steps = [
-        costs.step(Work((1,) * n, 1 + n, 1, costs.context)) for n in range(1, len(lengths) + 1)
-    ]
-    return [tau * costs.token / step for tau, step in zip(lengths, steps, strict=True)]

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.costs.curves import Costs, gains_of_chains, take_minimum
+from draftree.costs.curves import Costs
 from draftree.doctor.block_drafter_faults import (
     INJECTION,
     block_alternatives,
     find_missing_injection,
 )
+from draftree.doctor.chain_gains import gains_of_chains, take_minimum
 from draftree.doctor.faults import (
     UNTRAINED_AGREEMENT,
     VOCABULARY,

@@ -864,10 +864,11 @@ def cases(
         return full or (turn + every[2].index(rule)) % turns == 0
 
     everywhere = (c for c in itertools.product(FULL_CHECKS, *every) if due(*c))
+    turns_of_policies = itertools.cycle(every[1])
     paused = [
-        (check, drafter, every[1][number % len(every[1])], rule)
-        for check in PAUSED
-        for number, (drafter, rule) in enumerate(itertools.product(every[0], every[2]))
+        (check, drafter, policy, rule)
+        for check, drafter, rule in itertools.product(PAUSED, every[0], every[2])
+        for policy in (every[1] if full else (next(turns_of_policies),))
     ]
     return [Case(*c) for c in (*everywhere, *chosen, *paused)]
 
