@@ -155,7 +155,7 @@ PROMPTS = ([3, 7, 11, 3, 7], [5, 9], [2, 4, 6, 8])
 def test_a_batch_in_which_nothing_is_found_is_written_without_the_drafter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    requests = [Request(list(p), 200, number=i) for i, p in enumerate(PROMPTS)]
+    requests = [Request(list(p), 300, number=i) for i, p in enumerate(PROMPTS)]
     expected = generate_plain(TARGET, requests).tokens
     drafter = Never([[*p, *t] for p, t in zip(PROMPTS, expected, strict=True)], 61)
     commits = list[int]()
@@ -169,11 +169,11 @@ def test_a_batch_in_which_nothing_is_found_is_written_without_the_drafter(
     costs = Costs({1: 1e-3}, {1: 1.0, 2: 1.2}, commit=0.5, rows=3)
     found = Engine(TARGET, drafter, Yield(), costs=costs).write(requests)
     assert found.tokens == expected
-    assert sum(commits) >= 3 * 199, "the drafter has read every token"
-    assert len(commits) < 199 / 2
+    assert sum(commits) >= 3 * 299, "the drafter has read every token"
+    assert len(commits) < 299 / 2
     assert max(commits) <= 3 * MAX_UNREAD_STEPS
     paused = [work.paused for work in found.stats.work]
-    assert sum(paused) > 199 / 2
+    assert sum(paused) > 299 / 2
     assert not any(paused[: _pausing.FIRST_TRIAL // 3])
 
 

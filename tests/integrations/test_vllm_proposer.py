@@ -212,18 +212,18 @@ def test_a_batch_in_which_searching_costs_too_much_is_paused() -> None:
     found = chains(costs=replace(CHEAP, overhead=1.0))
     batch = Batch(proposing(found), aimless, rows=4)
     for prompt in prompts(4):
-        batch.add(prompt, 60)
+        batch.add(prompt, 160)
     batch.run()
     costs: Any = found.costs
     whole = [times for times in costs.seen if times.sequences == 4]
     paused = [times.seconds == 0 for times in whole]
-    assert sum(paused) > len(paused) / 2
-    assert not any(paused[:10])
+    assert sum(paused) > len(paused) / 3
+    assert not any(paused[:60])
     assert not any(times.drafts or times.commit for times in whole if not times.seconds)
     lengths = [sum(map(len, p)) for p in batch.proposals]
-    assert sum(length > 0 for length in lengths) < len(lengths) / 2
-    slots = [text for text in found.slots.texts if text is not None]
-    assert len(slots) == len(found._state.texts) or not slots, "the drafter has read every text"
+    assert sum(length > 0 for length in lengths) < len(lengths) * 2 / 3
+    for text, read in zip(found.slots.texts, found._state.texts, strict=True):
+        assert text is None or read.tolist() == text[:-1].tolist()
 
 
 def test_other_outputs_are_remembered() -> None:

@@ -10,18 +10,19 @@ from dataclasses import dataclass, field, replace
 
 from draftree.costs.curves import round_up_batch_size
 
-FIRST_TRIAL, TRIAL, MIN_TRIAL_STEPS = 64, 32, 4
+FIRST_TRIAL, TRIAL, MIN_TRIAL_STEPS = 256, 64, 4
 """Length of the first trial and of the trials after a pause, in steps times sequences.
 
 After a trial, the mean profit decides whether drafting pauses. A trial has at least
-`MIN_TRIAL_STEPS` steps.
+`MIN_TRIAL_STEPS` steps. The first one is long, because a search finds little at the beginning of a
+text.
 """
 PROFIT_STEPS = 32
 """Number of recent steps over which the mean profit is taken."""
 FIRST_PAUSE_STEPS, MAX_PAUSE_STEPS = 32, 64
 """Number of steps of the first pause, and of further ones if the trials between them fail.
 
-In a batch of eight, drafting that never pays is then tried in one of 17 steps.
+In a batch of eight, drafting that never pays is then tried in one of nine steps.
 """
 
 
