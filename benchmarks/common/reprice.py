@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs.curves import Costs, CostTable, estimate_seconds, estimate_target_seconds
+from draftree.costs.curves import (
+    CONSTANTS,
+    Costs,
+    CostTable,
+    estimate_seconds,
+    estimate_target_seconds,
+)
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import oracle, step_codec
 from draftree.evaluation.bootstrap import ResultRow
@@ -120,9 +126,7 @@ def _scaled(entry: Costs, curve: Mapping[int, float]) -> Costs:
     """Return an entry with another target curve, and all else scaled as a pass over one token."""
     factor = Costs(entry.draft, curve).target_seconds(1) / entry.target_seconds(1)
     draft = {width: seconds * factor for width, seconds in entry.draft.items()}
-    others = {
-        name: getattr(entry, name) * factor for name in ("commit", "find", "catch_up", "overhead")
-    }
+    others = {name: getattr(entry, name) * factor for name in CONSTANTS}
     return replace(entry, draft=draft, target=dict(curve), **others)
 
 

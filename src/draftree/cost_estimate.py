@@ -10,7 +10,7 @@ from torch import nn
 
 from draftree.costs.cost_model import Size
 from draftree.costs.machine_probe import machine_speed
-from draftree.costs.online_costs import Learner, OnlineCosts
+from draftree.costs.online_costs import LOOKUPS, Learner, OnlineCosts
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.drafters.neural.native_drafter_layers import layer_kinds
@@ -45,8 +45,7 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
     about = cost_key(target)
     of_draft = about | {"drafter": drafter.description}
     draft = draft_size(drafter, decoder)
-    lookups = dict.fromkeys(("commit", "find", "overhead"), LOOKUP_SIZE)
-    sizes = {"draft": draft, **lookups}
+    sizes = {"draft": draft, **dict.fromkeys(LOOKUPS, LOOKUP_SIZE)}
     return OnlineCosts(
         _learner("costs-target", about, {"target": target_size(decoder)}, decoder),
         _learner("costs-drafter", of_draft, sizes, decoder),

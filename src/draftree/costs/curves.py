@@ -35,6 +35,9 @@ MAX_SECONDS = sys.float_info.max
 MAX_BATCH_SIZE = 64
 """Largest measured batch size; larger batches get the costs of this one."""
 
+CONSTANTS = ("commit", "find", "catch_up", "overhead")
+"""Names of the costs that do not depend on the number of tokens."""
+
 SecondsByWidth = Mapping[int, float] | Mapping[float, float]
 Curve = tuple[Floats, Floats]
 """A curve: [W] numbers of tokens in ascending order, and [W] seconds."""
@@ -90,7 +93,8 @@ class Costs(Part):
             )
             if not fine or not curve:
                 raise UserError(
-                    f"costs: '{name}' is {format_value(curve)}, allowed are widths and seconds above 0"
+                    f"costs: '{name}' is {format_value(curve)}, "
+                    "allowed are widths and seconds above 0"
                 )
         super().__post_init__()
 
@@ -341,19 +345,9 @@ def _parse_costs(entry: Entries) -> Costs:
         {_width(w): s for w, s in entry.get(k, dict[str, float]).items()}
         for k in ("draft", "target")
     )
-    commit, find, catch_up, overhead = (
-        entry.get(name, float, 0.0) for name in ("commit", "find", "catch_up", "overhead")
-    )
-    return Costs(
-        draft,
-        target,
-        commit,
-        entry.get("context", int, 0),
-        entry.get("rows", int, 1),
-        find,
-        catch_up,
-        overhead,
-    )
+    constants = {name: entry.get(name, float, 0.0) for name in CONSTANTS}
+    context, rows = entry.get("context", int, 0), entry.get("rows", int, 1)
+    return Costs(draft, target, context=context, rows=rows, **constants)
 
 
 def _width(text: str) -> float:
@@ -377,8 +371,7 @@ def _interpolate_costs(a: Costs, b: Costs, share: float) -> Costs:
 
     draft, target = between(a.draft_curve, b.draft_curve), between(a.target_curve, b.target_curve)
     context = round((1 - share) * a.context + share * b.context)
-    names = "commit", "find", "catch_up", "overhead"
-    constants = {n: (1 - share) * getattr(a, n) + share * getattr(b, n) for n in names}
+    constants = {n: (1 - share) * getattr(a, n) + share * getattr(b, n) for n in CONSTANTS}
     return Costs(draft, target, context=context, rows=a.rows, **constants)
 
 

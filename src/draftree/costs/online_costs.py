@@ -26,6 +26,8 @@ from draftree.utils.files import as_user_error, lock_output, read_object, write_
 
 CURVE_WIDTHS = tuple(n for n in TOKEN_GRID if n <= 128)
 """Numbers of tokens of a single sequence at which cost curves have a point."""
+LOOKUPS = ("commit", "find", "overhead")
+"""Names of the learnt costs that do not depend on the number of tokens."""
 TABLE_CONTEXTS = (128, 1024)
 """Context lengths for which a table of costs is made."""
 WRITE_INTERVAL_SECONDS = 60.0
@@ -289,7 +291,7 @@ class OnlineCosts:
             self.drafter.learn(
                 "draft", first, entry.draft_seconds(1) + entry.catch_up, measured=True
             )
-            constants = {n: getattr(entry, n) for n in ("commit", "find", "overhead")}
+            constants = {name: getattr(entry, name) for name in LOOKUPS}
             for name, seconds in constants.items():
                 if seconds > 0:
                     self.drafter.learn(name, PassShape(1, context, rows), seconds, measured=True)
@@ -367,8 +369,7 @@ class OnlineCosts:
             for curve in curves
         )
         constants = {
-            name: self.drafter.models[name].seconds(PassShape(1, context, rows))
-            for name in ("commit", "find", "overhead")
+            name: self.drafter.models[name].seconds(PassShape(1, context, rows)) for name in LOOKUPS
         }
         catch_up = max(first - draft[1], 0.0)
         return Costs(draft, target, context=context, rows=rows, catch_up=catch_up, **constants)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draftree.costs.curves import Costs
+from draftree.costs.curves import CONSTANTS, Costs
 from draftree.metrics import Work
 
 
@@ -24,8 +24,5 @@ def take_minimum(a: Costs, b: Costs) -> Costs:
         b,
         draft={w: min(a.draft_seconds(w), seconds) for w, seconds in b.draft.items()},
         target={w: min(a.target_seconds(w), seconds) for w, seconds in b.target.items()},
-        commit=min(a.commit, b.commit),
-        find=min(a.find, b.find),
-        catch_up=min(a.catch_up, b.catch_up),
-        overhead=min(a.overhead, b.overhead),
+        **{name: min(getattr(a, name), getattr(b, name)) for name in CONSTANTS},
     )

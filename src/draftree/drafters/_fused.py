@@ -40,7 +40,7 @@ from draftree.tree import (
 )
 
 GUIDED_WEIGHTS = (1.0, 0.5, 1.0, 2.0)
-"""Initial weights of `RetrievalHits.x` for the log-odds of a retrieval hit's acceptance, with a guide.
+"""Initial weights of `RetrievalHits.x` for the log-odds of a hit's acceptance, with a guide.
 
 A hit multiplies the odds that the guide gives to the token, as independent evidence would. The
 factor is moderate: 2.7 for a hit with q = ½.

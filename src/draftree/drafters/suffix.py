@@ -141,16 +141,13 @@ class SuffixDrafter(Drafter[SuffixState]):
         deepest: Ints,
     ) -> tuple[SubtreeCandidates | None, SuffixState]:
         texts, owners, state = self._texts_of(state, tree, frontier)
-        depth = np.zeros(len(texts), np.int64)
-        rows = tree.row[frontier]
-        depth[owners] = deepest[rows]
-        bounds = depth, state.memory, self._limits
+        rows = np.zeros(len(texts), np.int64)
+        rows[owners] = tree.row[frontier]
+        bounds = deepest[rows], state.memory, self._limits
         nodes, whose, tokens, log_q = descendants(
             texts, owners, tree.nodes, frontier, min(k, MAX_NODES), *bounds
         )
-        row_of_text = np.zeros(len(texts), np.int64)
-        row_of_text[owners] = rows
-        return SubtreeCandidates(nodes, row_of_text[whose], Candidates(tokens, log_q)), state
+        return SubtreeCandidates(nodes, rows[whose], Candidates(tokens, log_q)), state
 
     def _texts_of(
         self, state: SuffixState, tree: Tree, frontier: Ints

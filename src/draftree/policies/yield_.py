@@ -336,7 +336,8 @@ class Yield(Policy):
         )  # without probes, commits and searches, which do not depend on the drafts
         gained = accepted.sum() / work.rows
         spent = (costs.step(own) - costs.commit - costs.overhead) / costs.token
-        profit = gained - costs.step(replace(work, fed=len(tree))) / costs.token
+        always = work.finds * costs.find + costs.commit + costs.overhead
+        profit = gained - spent - always / costs.token
         recent = memory.recent
         beyond = memory.beyond
         idle = memory.idle

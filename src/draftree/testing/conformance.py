@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs
+from draftree.costs.curves import CONSTANTS, Costs
 from draftree.costs.step_timings import StepTimes
 from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, PrefixCache
@@ -71,8 +71,8 @@ class RandomCosts:
             dict(zip((1, 4, 16, 64), 10 ** self._rng.uniform(-5, 0, 4), strict=True))
             for _ in range(2)
         )
-        names = ("commit", "find", "catch_up", "overhead")
-        constants = dict(zip(names, self._rng.uniform(0, 0.1, 4).tolist(), strict=True))
+        seconds = self._rng.uniform(0, 0.1, len(CONSTANTS)).tolist()
+        constants = dict(zip(CONSTANTS, seconds, strict=True))
         return Costs(draft, target, **constants)
 
     def observe(self, step: StepTimes) -> None:
@@ -838,7 +838,7 @@ def cases(
     """Return the cases of the conformance suite.
 
     By default, the checks `FULL_CHECKS` run for every drafter × policy, each time with another
-    third of the acceptors. The checks `PAIRWISE` run for a selection of combinations, and the checks
+    third of the acceptors. The checks `PAIRWISE` run for a selection of combinations, and those of
     `PAUSED` for every drafter × acceptor.
 
     So each acceptor is tested with each drafter and with each policy, but only `full` covers all

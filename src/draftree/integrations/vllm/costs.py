@@ -8,7 +8,7 @@ import torch
 from draftree.cost_estimate import LOOKUP_SIZE, OPERATIONS
 from draftree.costs.cost_model import Size
 from draftree.costs.machine_probe import machine_speed
-from draftree.costs.online_costs import Learner, OnlineCosts
+from draftree.costs.online_costs import LOOKUPS, Learner, OnlineCosts
 from draftree.drafters.base import Drafter
 from draftree.utils.hardware import machine, measurement_path
 
@@ -37,7 +37,7 @@ def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineC
     }
     speed = partial(machine_speed, device, dtype)
     size = target_size(model.hf_text_config, dtype.itemsize, int(parallel.tensor_parallel_size))
-    drafts = dict.fromkeys(("draft", "commit", "find", "overhead"), LOOKUP_SIZE)
+    drafts = dict.fromkeys(("draft", *LOOKUPS), LOOKUP_SIZE)
     of_draft = about | {"drafter": drafter.description}
     return OnlineCosts(
         Learner(measurement_path("costs-vllm", about), about, {"target": size}, speed),
