@@ -27,7 +27,7 @@ def report(result: Mapping[str, Any]) -> list[str]:
     """Return the lines to print for the JSON object of `draftree generate --baseline --json`."""
     stats, plain = result["stats"], result["baseline"]
     passes = stats["steps"] + 1
-    same = "identical, bit for bit" if plain["same_bits"] else "identical"
+    same = "identical, bit for bit" if plain.get("same_bits") else "identical"
     return [
         *textwrap.wrap(result["text"], WIDTH),
         f"output of plain decoding: {same if plain['same_output'] else 'DIFFERENT'}",

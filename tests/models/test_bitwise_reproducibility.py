@@ -24,7 +24,7 @@ from draftree.models.decoder import Decoder
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths
 from draftree.registry import build
-from draftree.target import batch_invariance_choice
+from draftree.target import batch_invariance_choice, kernel_choice
 from draftree.target import target as target_module
 from draftree.target.batch_invariance_choice import price, probe_batch_invariance, resolve_exactness
 from draftree.utils.files import cache_folder
@@ -88,7 +88,9 @@ def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
 
     fresh("llama").to(torch.bfloat16).save_pretrained(folder)
     for fast, wanted in ((False, (torch.float32, None)), (True, (torch.bfloat16, "bits"))):
-        monkeypatch.setattr(target_module, "bfloat16_is_fast", lambda fast=fast: fast)
+        monkeypatch.setattr(
+            target_module, "computes_bfloat16_fast", lambda native=True, fast=fast: fast
+        )
         assert load() == wanted
     assert load(exactness="bits") == (torch.bfloat16, "bits")
     assert load(exactness="ties") == (torch.float32, "ties")
@@ -103,6 +105,35 @@ def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
     assert load() == (torch.float32, None)  # bits cannot be kept
     with pytest.raises(UserError, match="other bits in company, in its Odd"):
         load(exactness="bits")
+
+
+@pytest.mark.parametrize(
+    ("able", "name", "native", "wanted"),
+    [
+        (True, "off", False, torch.bfloat16),
+        (True, "generic", False, torch.bfloat16),
+        (False, "avx2", True, torch.bfloat16),
+        (False, "avx512", True, torch.bfloat16),
+        (False, "avx2", False, torch.float32),
+        (False, "generic", True, torch.float32),
+        (False, "off", True, torch.float32),
+    ],
+)
+def test_bfloat16_needs_native_kernels_or_instructions(
+    able: bool,
+    name: str,
+    native: bool,
+    wanted: torch.dtype,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fresh("llama").to(torch.bfloat16).save_pretrained(folder)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    monkeypatch.setattr(kernel_choice, "variant", lambda: name)
+    monkeypatch.setattr(target_module, "choose_kernels", lambda *_: native)
+    target = Target.load(folder)
+    assert target.decoder.dtype is wanted
+    assert (target.loading.exactness == "bits") == (wanted is torch.bfloat16)
 
 
 def test_probed_widths_are_cached_and_a_broken_cache_is_ignored(

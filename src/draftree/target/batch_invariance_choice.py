@@ -48,15 +48,6 @@ LOG = logging.getLogger("draftree")
 Word = Literal["bits", "ties"] | None
 
 
-def bfloat16_is_fast() -> bool:
-    """Return whether the processor has instructions that multiply bfloat16 numbers.
-
-    With them, a pass over a few tokens takes little longer than a pass over one.
-    """
-    able = torch.cpu.get_capabilities()
-    return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
-
-
 @dataclass(frozen=True)
 class Findings:
     """Hold the measurements of a kind of model on a machine.

@@ -102,7 +102,8 @@ class Loading(Source):
         device: a torch device; by default a GPU if one is available.
         dtype: the dtype of the weights, or its name; that of the checkpoint by default. On a CPU
             the default for half-precision checkpoints is float32. It is bfloat16 for checkpoints in
-            bfloat16 if the processor has instructions for it, and then `exactness` is `bits`.
+            bfloat16 if native kernels run the model or the processor has instructions for it, and
+            then `exactness` is `bits`.
         device_map: transformers' map of layers to devices, instead of `device`. Layers that do not
             fit on a GPU stay in the host's memory (`cpu`) or on `disk` and are read again in each
             pass.

@@ -34,12 +34,16 @@ from draftree.target.batch_invariance_choice import (
     HALF,
     LOG,
     Word,
-    bfloat16_is_fast,
     resolve_exactness,
 )
 from draftree.target.chat_templates import read_template, template_names, with_default_system
 from draftree.target.hub import locate_model
-from draftree.target.kernel_choice import choose_kernels, select_capture, use_grouped_attention
+from draftree.target.kernel_choice import (
+    choose_kernels,
+    computes_bfloat16_fast,
+    select_capture,
+    use_grouped_attention,
+)
 from draftree.target.load_options import DTYPES, Loading, Source
 from draftree.target.load_weights import (
     check_weights,
@@ -305,8 +309,8 @@ class Target:
         Args:
             name: the name, path or hub id of the target.
             dtype: the dtype of the weights, or its name; that of the checkpoint by default. On a
-                CPU without instructions for bfloat16, or if passes cannot be batch invariant,
-                half-precision checkpoints default to float32.
+                CPU, half-precision checkpoints default to float32, except those in bfloat16 that
+                are computed quickly (`computes_bfloat16_fast`) and batch invariantly.
             device: a torch device; a GPU by default if one is available.
             how: the other options, which are attributes of `Loading`: revision, trust_remote_code,
                 device_map, attn_implementation, adapter, quantize, exactness, kernels, compile.
@@ -353,6 +357,9 @@ class Target:
             decoder = Decoder(model, capture=select_capture(model, loading.compile))
             _ = decoder.shapes  # a pass over one token reveals many faults of a config
             compiled = choose_kernels(decoder, loading)
+            if chosen and not computes_bfloat16_fast(compiled):
+                del model, decoder
+                return cls.load(name, torch.float32, device, **how)
             if loading.compile and not compiled and place.type == "cpu":
                 kinds = "layers of the Llama kind, in bfloat16 or float32"
                 raise UserError(
@@ -366,7 +373,7 @@ class Target:
             return cls.load(name, torch.float32, device, **how)
         if chosen:
             LOG.info(
-                "computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise"
+                "computed in bfloat16, like the checkpoint, bit for bit; --dtype says otherwise"
             )
         if stable is not None:
             stable.use(decoder)
@@ -742,10 +749,9 @@ def _visibility(tree: Tree, probes: Probes) -> Bools:
 
 
 def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> bool:
-    """Return whether a CPU target is loaded in bfloat16 by default.
+    """Return whether a CPU target is loaded in bfloat16 by default if that is fast.
 
-    The weights must be stored in bfloat16 and must not be changed by other options. The processor
-    must have instructions for bfloat16.
+    The weights must be stored in bfloat16 and must not be changed by other options.
     """
     # SmolLM2's own checkpoint is; the file in its package was quantised from it.
     stored = getattr(config, "dtype", None) is torch.bfloat16 or shipped_name(name) == SMOLLM2
@@ -753,7 +759,7 @@ def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> b
         loading.attn_implementation or loading.adapter or loading.quantize
     )
     whole = loading.device_map is None and getattr(config, "quantization_config", None) is None
-    return stored and left and whole and bfloat16_is_fast()
+    return stored and left and whole and computes_bfloat16_fast()
 
 
 def _class(config: PreTrainedConfig) -> Any:
