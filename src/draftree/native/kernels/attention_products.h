@@ -9,16 +9,16 @@ constexpr int FEW_ROWS = LANES / 2;  // largest number of rows for which lanes a
 constexpr float UNSEEN = -3e38f;     // below every score
 constexpr int64_t RUN = 2 * KEYS;    // slots whose weights are computed before values are added
 constexpr int64_t AHEAD = 2 * KEYS;  // slots after which keys are needed that are fetched
-static_assert(KEYS % MAX_TOKENS == 0);
 
-// Sizes of tiles: vectors of rows whose scores are computed at a time, for MAX_TOKENS keys, and
-// rows to which values are added at a time. Their sums fit into the registers.
+// Sizes of tiles: vectors of rows and keys whose scores are computed at a time, and rows to which
+// values are added at a time. Their sums fit into the registers.
 constexpr int SCORE_VECTORS = 3;
 #if defined(DRAFTREE_AVX512) || defined(__aarch64__)
-constexpr int VALUE_ROWS = 8;
+constexpr int SCORE_KEYS = 8, VALUE_ROWS = 8;
 #else
-constexpr int VALUE_ROWS = 6;
+constexpr int SCORE_KEYS = 4, VALUE_ROWS = 6;
 #endif
+static_assert(KEYS % SCORE_KEYS == 0);
 
 // Queries, keys and weights are multiplied as words: pairs of bfloat16 where the processor
 // multiplies such pairs, else float32.
@@ -116,7 +116,7 @@ inline void transpose_queries(Rows queries, int64_t count, int64_t words, int64_
 // Compute the scores [KEYS, ld] of a block of keys, for P vectors of rows.
 template <class D, int P>
 void score_keys(Rows keys, const char* queries, int64_t words, int64_t ld, float* scores) {
-  constexpr int M = MAX_TOKENS;
+  constexpr int M = SCORE_KEYS;
   for (int64_t first = 0; first < KEYS; first += M) {
     const char* const x = keys.at(first);
     V sums[M][P];

@@ -27,8 +27,18 @@ DRAFTREE_DECLARE(generic)
 #if defined(__x86_64__)
 DRAFTREE_DECLARE(avx2)
 DRAFTREE_DECLARE(avx512)
+DRAFTREE_DECLARE(avx512_vnni)
 DRAFTREE_DECLARE(avx512_bf16)
 #endif
+
+const bool made_by_amd = [] {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541;  // "Auth" of "AuthenticAMD"
+#else
+  return false;
+#endif
+}();
 
 namespace {
 
@@ -67,8 +77,9 @@ std::vector<const Kernels*> supported() {
   // AVX-512 F, DQ, CD, BW, VL
   const bool avx512 = avx2 && bit(features, 16) && bit(features, 17) && bit(features, 28) &&
                       bit(features, 30) && bit(features, 31) && saves(0xe6);
-  // AVX512_BF16, AVX512_VNNI
-  if (avx512 && bit(last, 5) && bit(more, 11)) found.push_back(&kernels_avx512_bf16);
+  const bool vnni = avx512 && bit(more, 11);                        // AVX512_VNNI
+  if (vnni && bit(last, 5)) found.push_back(&kernels_avx512_bf16);  // AVX512_BF16
+  if (vnni) found.push_back(&kernels_avx512_vnni);
   if (avx512) found.push_back(&kernels_avx512);
   if (avx2) found.push_back(&kernels_avx2);
 #endif

@@ -6,9 +6,12 @@
 // in their order, whatever M and P are: a token has the same bits in a pass of any width.
 
 // Largest number of tokens in a tile. Its sums, a panel's vectors and a factor fit into the
-// registers, of which AVX2 and SSE have 16 and the others 32.
+// registers, of which AVX2 and SSE have 16 and the others 32. Without fused operations, a product
+// needs one more.
 #if defined(DRAFTREE_AVX512) || defined(__aarch64__)
 constexpr int MAX_TOKENS = 8;
+#elif defined(DRAFTREE_AVX2)
+constexpr int MAX_TOKENS = 6;
 #else
 constexpr int MAX_TOKENS = 4;
 #endif
@@ -20,8 +23,9 @@ constexpr int GROUP = 32;
 constexpr int64_t TOKEN_BLOCK = 256 << 10;
 // Distances in bytes at which weights are prefetched into the level-2 cache.
 constexpr int64_t NEAR = 1024, FAR = 7168;
+// Largest number of tokens for which NEAR is used on AMD's processors, measured by
+// `benchmarks/passes.py`.
 #if defined(DRAFTREE_AVX512)
-// Largest number of tokens for which NEAR is used, measured by `benchmarks/passes.py`.
 constexpr int FEW = 4;
 #else
 constexpr int FEW = 0;
@@ -123,19 +127,34 @@ struct Pairs {
       }
 #else
       const V a0 = (V)(a << 16), b0 = (V)(b << 16);
+#if !defined(DRAFTREE_AVX2)
+      const V a1 = (V)(a & 0xFFFF0000u), b1 = (V)(b & 0xFFFF0000u);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        const char* const at = x + m * stride + 8 * i;
+        const V f0 = factor(at), f1 = factor(at + 4);
+        sums[m][p][0] = fused(a1, f1, fused(a0, f0, sums[m][p][0]));
+        sums[m][p][1] = fused(b1, f1, fused(b0, f0, sums[m][p][1]));
+      }
+#else
+      // The order keeps no more than 16 vectors in use at a time.
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
         const V f = factor(x + m * stride + 8 * i);
         sums[m][p][0] = fused(a0, f, sums[m][p][0]);
         sums[m][p][1] = fused(b0, f, sums[m][p][1]);
+        if (M > 4) __asm__ __volatile__("" : "+x"(sums[m][p][0]), "+x"(sums[m][p][1]) : : "memory");
       }
-      const V a1 = (V)(a & 0xFFFF0000u), b1 = (V)(b & 0xFFFF0000u);
+      const V a1 = (V)(load_words(w + p * panel) & 0xFFFF0000u),
+              b1 = (V)(load_words(w + p * panel + 4 * LANES) & 0xFFFF0000u);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
         const V f = factor(x + m * stride + 8 * i + 4);
         sums[m][p][0] = fused(a1, f, sums[m][p][0]);
         sums[m][p][1] = fused(b1, f, sums[m][p][1]);
+        if (M > 4) __asm__ __volatile__("" : "+x"(sums[m][p][0]), "+x"(sums[m][p][1]) : : "memory");
       }
+#endif
 #endif
     }
   }
@@ -251,11 +270,11 @@ void tiles(int m, const char* w, int64_t panel, int64_t panels, const char* x, i
       return tiles<G, 3>(w, panel, panels, x, stride, inputs, out, ld, next);
     case 4:
       return tiles<G, 4>(w, panel, panels, x, stride, inputs, out, ld, next);
-#if defined(DRAFTREE_AVX512) || defined(__aarch64__)
     case 5:
       return tiles<G, 5>(w, panel, panels, x, stride, inputs, out, ld, next);
     case 6:
       return tiles<G, 6>(w, panel, panels, x, stride, inputs, out, ld, next);
+#if defined(DRAFTREE_AVX512) || defined(__aarch64__)
     case 7:
       return tiles<G, 7>(w, panel, panels, x, stride, inputs, out, ld, next);
     case 8:
@@ -299,7 +318,8 @@ void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, bool s
         // the other lots read this one from the cache.
         Prefetch next{w, false, false};
         if (lots == 1) {
-          next = {w + (m <= FEW && G::STEP < GROUP ? NEAR : FAR), true, false, stream};
+          const bool near = m <= FEW && G::STEP < GROUP && made_by_amd;
+          next = {w + (near ? NEAR : FAR), true, false, stream};
         } else if (lot < 2) {
           next = {w + panels * panel + lot * (panels * panel / 2), false, true};
         }

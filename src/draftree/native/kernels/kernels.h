@@ -113,6 +113,9 @@ struct Attention {
   void* outputs = nullptr;  // [R, n, G * H, value_dim]
 };
 
+// Whether the processor is one of AMD's, on which other ways to fetch weights are fast.
+extern const bool made_by_amd;
+
 struct Kernels {
   const char* name;
   // Return the bytes of a packed weight.

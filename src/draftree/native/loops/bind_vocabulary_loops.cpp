@@ -18,14 +18,15 @@ namespace draftree {
 
 extern const VocabularyLoops loops_generic;
 #if defined(__x86_64__)
-extern const VocabularyLoops loops_avx2, loops_avx512, loops_avx512_bf16;
+extern const VocabularyLoops loops_avx2, loops_avx512, loops_avx512_vnni, loops_avx512_bf16;
 #endif
 
 namespace {
 
 const VocabularyLoops& vocabulary_loops() {
 #if defined(__x86_64__)
-  for (const VocabularyLoops* each : {&loops_avx512_bf16, &loops_avx512, &loops_avx2})
+  for (const VocabularyLoops* each :
+       {&loops_avx512_bf16, &loops_avx512_vnni, &loops_avx512, &loops_avx2})
     if (!std::strcmp(each->name, variant_in_use())) return *each;
 #endif
   return loops_generic;
