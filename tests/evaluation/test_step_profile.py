@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from architectures import fresh
 from draftree import Request
 from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
 from draftree.costs.curves import Costs
 from draftree.engine import Engine
+from draftree.evaluation import step_profile
 from draftree.evaluation.step_profile import Ceilings, part_figures, per_token, profile_step
 from draftree.metrics import Stats, Work, total
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
@@ -143,6 +147,23 @@ def test_floors_are_of_what_a_pass_reads_or_does(target: Target) -> None:
     assert (one.name, one.seconds, one.share, other.name) == ("target pass", 0.25, 0.25, "other")
     assert one.floor is not None
     assert 0 < one.floor < 0.25
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 2), (torch.float32, 1)])
+def test_the_faster_of_half_precision_and_float32_is_the_limit(
+    dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.5, 4.0, 2.0][: 1 + count]
+
+    def time_each(works: list[Callable[[], torch.Tensor]], *_: Any) -> list[float]:
+        assert len(works) == len(seconds)
+        assert {work().dtype for work in works} >= {dtype, torch.float32}
+        return seconds
+
+    monkeypatch.setattr(step_profile, "time_interleaved", time_each)
+    found = Ceilings.measure(Decoder(fresh("llama").to(dtype)))
+    assert found.operations == 2 * step_profile.RATE**3 / min(seconds[1:])
+    assert found.bytes == 4 * step_profile.READ / 0.5
 
 
 @pytest.fixture

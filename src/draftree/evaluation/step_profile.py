@@ -1,11 +1,13 @@
 """Profile a step phase by phase, beside the limits of the machine."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftree.metrics import Stats
 from draftree.models.decoder import Decoder
@@ -43,15 +45,17 @@ class Ceilings:
     def measure(cls, decoder: Decoder) -> "Ceilings":
         """Measure the limits of the model's device: read a large tensor, and multiply matrices.
 
-        The matrices have the model's dtype.
+        The matrices have the model's dtype. On a CPU, float32 is tried too, because kernels may
+        widen the numbers of a dtype for which the processor has no instructions.
         """
-        row = torch.ones(READ, device=decoder.device)
-        square = torch.ones(RATE, RATE, device=decoder.device, dtype=decoder.dtype)
+        device = decoder.device
+        row = torch.ones(READ, device=device)
+        dtypes = {decoder.dtype} | ({torch.float32} if device.type == "cpu" else set())
+        squares = [torch.ones(RATE, RATE, device=device, dtype=dtype) for dtype in dtypes]
+        works: list[Callable[[], Tensor]] = [row.sum, *(partial(torch.mm, s, s) for s in squares)]
         with torch.inference_mode():
-            read, done = time_interleaved(
-                [lambda: row.sum(), lambda: square @ square], decoder.device, MAX_PROBE_SECONDS
-            )
-        return cls(4 * READ / read, 2 * RATE**3 / done)
+            read, *products = time_interleaved(works, device, MAX_PROBE_SECONDS)
+        return cls(4 * READ / read, 2 * RATE**3 / min(products))
 
     def floor(self, decoder: Decoder, tokens: float, context: float) -> float:
         """Return a lower bound for the seconds of a pass over `tokens` after `context` tokens.
