@@ -149,7 +149,9 @@ def test_floors_are_of_what_a_pass_reads_or_does(target: Target) -> None:
     assert 0 < one.floor < 0.25
 
 
-@pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 2), (torch.float32, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "count"), [(torch.bfloat16, 2), (torch.float32, 1), (torch.float64, 1)]
+)
 def test_the_faster_of_half_precision_and_float32_is_the_limit(
     dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,12 +45,13 @@ class Ceilings:
     def measure(cls, decoder: Decoder) -> "Ceilings":
         """Measure the limits of the model's device: read a large tensor, and multiply matrices.
 
-        The matrices have the model's dtype. On a CPU, float32 is tried too, because kernels may
-        widen the numbers of a dtype for which the processor has no instructions.
+        The matrices have the model's dtype. For half precision on a CPU, float32 is tried too,
+        because kernels may widen numbers for which the processor has no instructions.
         """
         device = decoder.device
         row = torch.ones(READ, device=device)
-        dtypes = {decoder.dtype} | ({torch.float32} if device.type == "cpu" else set())
+        widened = device.type == "cpu" and decoder.dtype.itemsize < torch.float32.itemsize
+        dtypes = {decoder.dtype} | ({torch.float32} if widened else set())
         squares = [torch.ones(RATE, RATE, device=device, dtype=dtype) for dtype in dtypes]
         works: list[Callable[[], Tensor]] = [row.sum, *(partial(torch.mm, s, s) for s in squares)]
         with torch.inference_mode():
