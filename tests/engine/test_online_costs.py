@@ -382,6 +382,23 @@ def test_a_probe_takes_less_than_half_a_second_and_is_kept(
     machine_probe._probe.cache_clear()
 
 
+@pytest.mark.parametrize("slow", [torch.bfloat16, torch.float32])
+def test_the_rate_of_half_precision_is_that_of_the_faster_dtype(
+    slow: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time_round(work: Callable[[], Any], device: torch.device) -> float:
+        result = work()
+        if not isinstance(result, torch.Tensor) or result.ndim < 2:
+            return 1e-3
+        return len(result) ** 3 / (1e9 if result.dtype is slow else 1e11)
+
+    monkeypatch.setattr(machine_probe, "_time_fastest_round", time_round)
+    device = torch.device("cpu")
+    assert machine_probe.probe(device, torch.bfloat16).rate == pytest.approx(1e11)
+    wanted = 1e9 if slow is torch.float32 else 1e11
+    assert machine_probe.probe(device, torch.float32).rate == pytest.approx(wanted)
+
+
 def test_a_probe_of_a_busy_machine_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = replace(machine_probe.HOST.assumed, rate=1e-4 * machine_probe.HOST.assumed.rate)
     machine_probe._probe.cache_clear()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from draftree.costs.cost_model import Speed
 from draftree.errors import UserError
 from draftree.utils.files import as_user_error, read_object, write_text
-from draftree.utils.hardware import machine, measurement_path, time_work
+from draftree.utils.hardware import machine, measurement_path, product_dtypes, time_work
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def probe(device: torch.device, dtype: torch.dtype) -> Speed:
 
     Args:
         device: the device to probe.
-        dtype: the dtype of the products.
+        dtype: the dtype of the numbers; the rate is that of the fastest of `product_dtypes`.
     """
     by = select_workload(device)
     block = torch.ones(by.read // 4, device=device)
@@ -143,15 +143,15 @@ def probe(device: torch.device, dtype: torch.dtype) -> Speed:
     bandwidth = by.read / _time_fastest_round(block.sum, device)
     overhead = _time_fastest_round(lambda: [small.add(1) for _ in range(100)], device) / 100
     rate = 0.0
-    for side in by.sides:
-        square = torch.ones(side, side, device=device, dtype=dtype)
-        product: Callable[[], Any] = lambda square=square: square @ square  # type: ignore[misc]
-        seconds = _time_fastest_round(product, device)
-        rate = max(rate, side**3 / seconds)
-        if seconds > MAX_PRODUCT_SECONDS:
-            break
+    for each in product_dtypes(device, dtype):
+        for side in by.sides:
+            square = torch.ones(side, side, device=device, dtype=each)
+            seconds = _time_fastest_round(partial(torch.matmul, square, square), device)
+            rate = max(rate, side**3 / seconds)
+            if seconds > MAX_PRODUCT_SECONDS:
+                break
     if device.type == "cuda":
-        del block, square, product
+        del block, square
         torch.cuda.empty_cache()
     return Speed(bandwidth, rate, overhead)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from draftree.metrics import Stats
 from draftree.models.decoder import Decoder
 from draftree.target.target import Target
-from draftree.utils.hardware import time_interleaved
+from draftree.utils.hardware import product_dtypes, time_interleaved
 
 PHASES_BY_PART: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "prompt/model"),
@@ -45,13 +45,11 @@ class Ceilings:
     def measure(cls, decoder: Decoder) -> "Ceilings":
         """Measure the limits of the model's device: read a large tensor, and multiply matrices.
 
-        The matrices have the model's dtype. For half precision on a CPU, float32 is tried too,
-        because kernels may widen numbers for which the processor has no instructions.
+        The matrices have the fastest of `product_dtypes`.
         """
         device = decoder.device
         row = torch.ones(READ, device=device)
-        widened = device.type == "cpu" and decoder.dtype.itemsize < torch.float32.itemsize
-        dtypes = {decoder.dtype} | ({torch.float32} if widened else set())
+        dtypes = product_dtypes(device, decoder.dtype)
         squares = [torch.ones(RATE, RATE, device=device, dtype=dtype) for dtype in dtypes]
         works: list[Callable[[], Tensor]] = [row.sum, *(partial(torch.mm, s, s) for s in squares)]
         with torch.inference_mode():

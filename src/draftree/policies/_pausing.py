@@ -10,13 +10,16 @@ from dataclasses import dataclass, field, replace
 
 from draftree.costs.curves import round_up_batch_size
 
-FIRST_TRIAL, TRIAL, MIN_TRIAL_STEPS = 256, 64, 4
-"""Length of the first trial and of the trials after a pause, in steps times sequences.
+FIRST_TRIAL = 256
+"""Length of the first trial in steps times sequences.
 
-After a trial, the mean profit decides whether drafting pauses. A trial has at least
-`MIN_TRIAL_STEPS` steps. The first one is long, because a search finds little at the beginning of a
-text.
+After a trial, the mean profit decides whether drafting pauses. The first trial is long, because a
+search finds little at the beginning of a text.
 """
+TRIAL = 64
+"""Length of the trials after a pause, in steps times sequences."""
+MIN_TRIAL_STEPS = 4
+"""Smallest number of steps of a trial."""
 PROFIT_STEPS = 32
 """Number of recent steps over which the mean profit is taken."""
 FIRST_PAUSE_STEPS, MAX_PAUSE_STEPS = 32, 64

@@ -68,6 +68,16 @@ def describe_contention() -> str:
     )
 
 
+def product_dtypes(device: torch.device, dtype: torch.dtype) -> list[torch.dtype]:
+    """Return the dtypes in which a device may multiply numbers of a dtype.
+
+    On a CPU, kernels may widen half precision to float32 if the processor has no instructions for
+    it.
+    """
+    widened = device.type == "cpu" and dtype.itemsize < torch.float32.itemsize
+    return [dtype, torch.float32] if widened else [dtype]
+
+
 def time_interleaved(
     works: Sequence[Callable[[], Any]],
     device: torch.device,
