@@ -1,6 +1,7 @@
 """Layers as machine code: what the model's own give but for rounding, the same bits in any company, its own where not."""
 
 import copy
+import functools
 import json
 import os
 import sys
@@ -596,6 +597,20 @@ def test_norms_layer_and_head_of_eagle3_are_one_call(
     found, logits = pair_pass(eagle3, eagle3.with_logits)
     assert torch.equal(found, out)
     assert torch.equal(logits, wanted)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("selected", [[2], [1, 2], [2, 0, 1]])
+def test_selected_pairs_have_the_same_results(
+    eagle3: Any, selected: list[int], native: bool
+) -> None:
+    if not native:
+        eagle3.midlayer.native = None
+    out, logits = pair_pass(eagle3, eagle3.with_logits)
+    given = functools.partial(eagle3.with_logits, selected=np.array(selected, np.int64))
+    found, its_logits = pair_pass(eagle3, given)
+    assert torch.equal(found, out[0, selected])
+    assert torch.equal(its_logits, logits[0, selected])
 
 
 def test_a_pass_of_eagle3_differs_from_its_modules_by_rounding(eagle3: Any) -> None:

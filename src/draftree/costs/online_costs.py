@@ -43,7 +43,8 @@ FULL_REFRESH_TIMINGS, REFRESH_INTERVAL = 32, 8
 """Number of first timings of a model after each of which its curves are computed again.
 
 Later they are computed after every `REFRESH_INTERVAL`-th timing. Computing them takes half a millisecond,
-and a single timing then changes them only a little.
+and a single timing then changes them only a little. Costs that do not depend on the number of tokens are
+computed again together with the curves.
 """
 UNEXPECTED_LOG_RATIO = 0.2
 """Deviation of a step's log seconds from which on the step is always learnt from."""
@@ -122,7 +123,11 @@ class Learner:
         self.models[name] = self.models[name].learn(place, seconds, measured)
         timings = self.models[name].correction.timings
         if timings > before and (
-            measured or timings <= FULL_REFRESH_TIMINGS or timings % REFRESH_INTERVAL == 0
+            measured
+            or (
+                name not in LOOKUPS
+                and (timings <= FULL_REFRESH_TIMINGS or timings % REFRESH_INTERVAL == 0)
+            )
         ):
             self.version += 1
 

@@ -48,6 +48,7 @@ from draftree.formats.speculators import EMBEDDING_WEIGHT, LAYER_IDS
 from draftree.models.native_layers import PairLayer, Pairs, PassOutputs
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints
+from draftree.utils.hardware import to_device
 from draftree.utils.validated_dataclass import Presets, knob
 
 DEFAULT_LAYERS = (2, None, None)
@@ -187,6 +188,23 @@ def _nested_ids(config: dict[str, Any]) -> list[int] | None:
     return nested.get(LAYER_IDS) if isinstance(nested, dict) else None
 
 
+@final
+@dataclass(frozen=True)
+class Readout:
+    """Set how logits are computed from a layer's output, and for which pairs.
+
+    Attributes:
+        norm: the norm before the head.
+        head: the head.
+        selected: [M] indices, from 0 to R n − 1, of the pairs for which outputs and logits are
+            returned; None for all.
+    """
+
+    norm: nn.Module
+    head: nn.Module
+    selected: Ints | None
+
+
 class EAGLE3Layer(PairLayer):
     """The decoder layer, whose attention reads the concatenation of embedding and feature.
 
@@ -221,29 +239,30 @@ class EAGLE3Layer(PairLayer):
         positions: Tensor,
         mask: Tensor,
         cache: Cache,
-        behind: tuple[nn.Module, nn.Module] | None = None,
+        readout: Readout | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the output [R, n, D] for embeddings and features [R, n, D], and its logits.
 
-        `behind` contains a norm and a head, which compute the logits. Without them the output is
-        returned twice.
+        They are [M, D] and [M, V′] if `readout` selects pairs. Without it the output is returned
+        twice.
         """
+        selected = readout.selected if readout else None
         residual = self.hidden_norm(features) if self._normed_residual else features
         pairs = Pairs(embeds.contiguous(), features.contiguous())
         if self.native is None or not usable(self.native, mask, embeds, features):
             turned = rotary(features, positions)
             out = self.run_modules(pairs, residual, turned, mask, {CACHE: cache})
+            if selected is not None:
+                out = out.flatten(0, 1)[to_device(selected, out.device)]
         else:
             angles = rotary.tables(features, positions) or rotary(features, positions)
-            last = native_head(*behind, features) if behind else None
-            outputs = PassOutputs(head=last)
+            count = positions.numel() if selected is None else len(selected)
+            last = native_head(readout.norm, readout.head, features, count) if readout else None
+            outputs = PassOutputs(head=last, selected=selected)
             out = run_native([self.native], 0, residual, angles, mask, cache, pairs, outputs)
             if last is not None and last.logits is not None:
-                return out, last.logits
-        if behind is None:
-            return out, out
-        norm, head = behind
-        return out, head(norm(out))
+                return out, last.logits.view(*out.shape[:-1], -1)
+        return out, out if readout is None else readout.head(readout.norm(out))
 
 
 class FusingNet(PairNet):
@@ -393,10 +412,16 @@ class EAGLE3Net(FusingNet):
 
     @override
     def with_logits(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        selected: Ints | None = None,
     ) -> tuple[Tensor, Tensor]:
-        behind = self.norm, self.lm_head
-        return self._through(tokens, features, positions, mask, cache, behind)
+        readout = Readout(self.norm, self.lm_head, selected)
+        return self._through(tokens, features, positions, mask, cache, readout)
 
     def _through(
         self,
@@ -405,11 +430,11 @@ class EAGLE3Net(FusingNet):
         positions: Tensor,
         mask: Tensor,
         cache: Cache,
-        behind: tuple[nn.Module, nn.Module] | None = None,
+        readout: Readout | None = None,
     ) -> tuple[Tensor, Tensor]:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
         x = embed(tokens).to(features.dtype)
-        out, logits = self.midlayer(x, features, self.rotary, positions, mask, cache, behind)
+        out, logits = self.midlayer(x, features, self.rotary, positions, mask, cache, readout)
         return out, logits
 
 

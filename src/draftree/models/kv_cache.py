@@ -301,6 +301,8 @@ class SlotCache:
         """
         self.reserve(int(slots.max()) + 1)
         for stored, new in zip(self.layer(layer), (keys, values), strict=True):
+            if not new.numel():  # values of width 0, where a cache stores features alone
+                continue
             if self.rows == 1:
                 stored[0, :, int(slots[0]) : int(slots[-1]) + 1] = new
             else:

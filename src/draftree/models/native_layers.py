@@ -199,10 +199,13 @@ class PassOutputs:
     Attributes:
         layers: [R, n, H] memory for the outputs of some layers, by index among the pass's layers.
         head: the final norm and LM head, if they follow the last layer.
+        selected: [M] indices, from 0 to R n − 1, of the tokens for which the last layer's output,
+            the final norm and the LM head are computed; None for all tokens.
     """
 
     layers: Mapping[int, Tensor] = field(default_factory=dict)
     head: Head | None = None
+    selected: Ints | None = None
 
 
 LAST_LAYER = PassOutputs()
@@ -323,10 +326,12 @@ def run_layers(
         outputs: memory for further outputs.
 
     Returns:
-        [R, n, H] the output of the last layer, if its second part is run.
+        The output of the last layer, if its second part is run: [R, n, H], or [M, H] for M selected
+        tokens.
     """
     x = x.contiguous()
-    out = torch.empty_like(x)
+    selected = outputs.selected
+    out = torch.empty_like(x) if selected is None else x.new_empty(len(selected), x.shape[2])
     table: Ints | None = None
     if isinstance(mask, PackedMask):
         table = mask.table
@@ -358,6 +363,8 @@ def run_layers(
         it.mask = address(mask)
         it.mask_strides = (mask.stride(0) * (len(mask) > 1), mask.stride(2))
     it.slots, it.hidden_below = within.slots, torch.finfo(x.dtype).min / 2
+    if selected is not None:
+        it.selected, it.selected_count = selected.ctypes.data, len(selected)
     head = outputs.head
     if head is not None:
         it.final_norm, it.final_states = head.norm, address(head.states)

@@ -211,11 +211,12 @@ class PairReader(Trainable[PairState]):
         feed: ForwardBatch,
         features: Tensor,
         level: int = 0,
-        head: bool = False,
+        selected: Ints | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return a level's outputs [R, n, D] for pairs, and with `head` their logits [R, n, V′].
+        """Return a level's outputs [R, n, D] for pairs, twice.
 
-        If `head` is false, the outputs are returned in place of the logits.
+        With `selected` [M], indices of pairs from 0 to R n − 1, return the outputs [M, D] and the
+        logits [M, V′] of these pairs.
         """
         mask = cache.mask(feed)
         if level:
@@ -223,8 +224,8 @@ class PairReader(Trainable[PairState]):
             cache = cache.shift_layers(level * self.model.depth)
         positions = to_device(feed.padded_positions, features.device)
         given = feed.padded_tokens, features, positions, mask, cache.writer(feed.starts, feed.width)
-        if head:
-            return self.model.with_logits(*given)
+        if selected is not None:
+            return self.model.with_logits(*given, selected)
         out: Tensor = self.model.at(level)(*given)
         return out, out
 
@@ -455,8 +456,10 @@ class PairDrafter(PairReader):
 
         Return the state, and the logits [F, V′] after the nodes.
         """
-        out, logits = self._pass(state.decoding.cache, layout.feed, features, head=True)
-        return _append_fed_nodes(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
+        out, logits = self._pass(
+            state.decoding.cache, layout.feed, features, selected=layout.padded_places
+        )
+        return _append_fed_nodes(state, layout.fed, nodes, out), logits
 
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The interface of the network of a feature drafter.
 
-Shapes: R slots, n tokens a slot, D hidden size, V vocabulary, S slots.
+Shapes: R slots, n tokens a slot, M selected pairs, D hidden size, V vocabulary, S slots.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,8 @@ from transformers import Cache
 
 from draftree.models.kv_cache import LayerShape
 from draftree.target.target import LAST
-from draftree.tree import DraftVocab
+from draftree.tree import DraftVocab, Ints
+from draftree.utils.hardware import to_device
 
 
 class PairNet(nn.Module, ABC):
@@ -55,10 +56,22 @@ class PairNet(nn.Module, ABC):
         """
 
     def with_logits(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        selected: Ints | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the result of `forward`, and the draft logits [R, n, V′] computed from it."""
+        """Return the result of `forward`, and the draft logits [R, n, V′] computed from it.
+
+        With `selected` [M], indices of pairs from 0 to R n − 1, return the outputs [M, D] and the
+        logits [M, V′] of these pairs alone. The keys and values of all pairs are cached.
+        """
         out: Tensor = self(tokens, features, positions, mask, cache)
+        if selected is not None:
+            out = out.flatten(0, 1)[to_device(selected, out.device)]
         return out, self.logits(out)
 
     @abstractmethod

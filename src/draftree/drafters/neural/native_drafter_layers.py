@@ -79,7 +79,9 @@ def run_native(
     pairs: Pairs | None = None,
     outputs: PassOutputs = LAST_LAYER,
 ) -> Tensor:
-    """Run native layers, and return the hidden states [R, n, D] after the last one.
+    """Run native layers, and return the hidden states after the last one.
+
+    They are [R, n, D], or [M, D] for M selected tokens.
 
     With a cache of class `Writer` one call runs all layers, otherwise each layer is run separately.
 
@@ -92,7 +94,7 @@ def run_native(
         mask: [R or 1, 1, n, S] added to the scores; by default causal.
         cache: stores keys and values, and returns the keys and values of all visible slots.
         pairs: the attention inputs of a `PairLayer`; x by default.
-        outputs: memory for further outputs.
+        outputs: memory for further outputs, and the selected tokens.
     """
     (rows, n, _), sizes = x.shape, layers[0].sizes
     angles = turned if isinstance(turned, Angles) else Angles.in_order(turned, rows, n)
@@ -113,7 +115,7 @@ def run_native(
     return x
 
 
-def native_head(norm: nn.Module, linear: nn.Module, x: Tensor) -> Head | None:
+def native_head(norm: nn.Module, linear: nn.Module, x: Tensor, count: int) -> Head | None:
     """Return a norm and a head that a native pass computes after its layers, with their memory.
 
     It is None if they do not run on native kernels.
@@ -121,13 +123,14 @@ def native_head(norm: nn.Module, linear: nn.Module, x: Tensor) -> Head | None:
     Args:
         norm: the RMSNorm before the head.
         linear: the head.
-        x: [R, n, H] hidden states of the shape that the norm reads.
+        x: […, H] hidden states like those that the norm reads.
+        count: the number of tokens that they read.
     """
     kernel = linear.kernel if isinstance(linear, KernelLinear) else None
     if not isinstance(kernel, NativeLinear) or not isinstance(norm, KernelRMSNorm):
         return None
-    logits = x.new_empty(*x.shape[:2], kernel.wide)
-    return Head(norm.record, kernel.record, torch.empty_like(x), logits)
+    states = x.new_empty(count, x.shape[-1])
+    return Head(norm.record, kernel.record, states, x.new_empty(count, kernel.wide))
 
 
 def layer_kinds(network: nn.Module) -> list[str]:

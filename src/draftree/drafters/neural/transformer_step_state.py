@@ -78,6 +78,11 @@ class StepLayout:
     columns: Ints
     fed: tuple[Ints, ...]
 
+    @property
+    def padded_places(self) -> Ints:
+        """Return [F] the index of each frontier node among the R n tokens of a padded pass."""
+        return self.rows * self.feed.width + self.columns
+
     def pick(self, out: Tensor) -> Tensor:
         """Select the frontier's part [F, …] of the output [R, n, …] of a padded pass."""
         if len(out) == 1:  # frontier nodes follow the pending tokens in order

@@ -226,6 +226,7 @@ void bind_kernels(nb::module_& m) {
       .def_rw("value_layer", &Pass::value_layer)
       .def_rw("slots", &Pass::slots)
       .def_rw("hidden_below", &Pass::hidden_below)
+      .def_rw("selected_count", &Pass::selected_count)
       .def_rw("final_norm", &Pass::final_norm)
       .def_rw("head", &Pass::head);
   address_property(pass, "table", &Pass::table);
@@ -241,6 +242,7 @@ void bind_kernels(nb::module_& m) {
   address_property(pass, "mask", &Pass::mask);
   address_property(pass, "final_states", &Pass::final_states);
   address_property(pass, "logits", &Pass::logits);
+  address_property(pass, "selected", &Pass::selected);
   stride_property(pass, "key_strides", &Pass::key_strides);
   stride_property(pass, "value_strides", &Pass::value_strides);
   stride_property(pass, "mask_strides", &Pass::mask_strides);

@@ -95,6 +95,10 @@ struct Pass {
   Linear head;
   void* final_states = nullptr;  // [N, hidden] after the last norm
   void* logits = nullptr;        // [N, outputs of head]
+  // [selected_count] the tokens for which results of the last layer, the last norm and the head are
+  // computed. Their rows follow each other in this order. Null: all tokens.
+  const int64_t* selected = nullptr;
+  int64_t selected_count = 0;
 };
 
 // Attention alone, with all that models of other kinds need.

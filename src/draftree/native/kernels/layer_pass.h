@@ -88,6 +88,7 @@ struct Buffers {
   Rows head_ready;            // [N] input of the head
   Sequence* table = nullptr;  // [R + 1]
   int32_t* owner = nullptr;   // [N] the sequence of each token
+  int32_t* place = nullptr;   // [N] the row of each token among the selected ones
   char* own = nullptr;        // private memory of all threads
   int64_t own_bytes = 0;      // size of each thread's private memory
   // Sizes of its parts: sums of a tile, a row, private rows; the rest is for attention.
@@ -123,11 +124,12 @@ struct Buffers {
     sums_bytes = 4 * MAX_TOKENS * (s.head_dim > 4 * 32 ? s.head_dim : 4 * 32);
     row_bytes = round_up(4 * (widest > wide ? widest : wide), 64);
     const int64_t stride = ready.stride > head_ready.stride ? ready.stride : head_ready.stride;
-    own_rows_bytes = tokens <= OWN_TOKENS ? round_up(tokens * stride, 64) : 0;
+    own_rows_bytes = round_up((tokens < OWN_TOKENS ? tokens : OWN_TOKENS) * stride, 64);
     own_bytes = round_up(sums_bytes + row_bytes + own_rows_bytes + attention_bytes(pass), 128);
     table = reinterpret_cast<Sequence*>(
         arena.take((pass.sequences + 1) * static_cast<int64_t>(sizeof(Sequence))));
     owner = reinterpret_cast<int32_t*>(arena.take(tokens * 4));
+    place = reinterpret_cast<int32_t*>(arena.take(tokens * 4));
     own = arena.take(own_bytes * threads);
     bytes = arena.used();
   }
@@ -234,8 +236,10 @@ class Member {
                   static_cast<const T*>(pass_.sines) + angle, dim, head);
   }
 
-  // Attention, the residual sum, and the feed-forward layer.
+  // Attention, the residual sum, and the feed-forward layer. What follows the attention of the last
+  // layer is computed for the selected tokens alone.
   void finish(const Layer& layer, const T* residual, T* output, int64_t index) {
+    const bool selects = pass_.selected != nullptr && index + 1 == pass_.count;
     const int64_t hidden = shape_.hidden, dim = shape_.head_dim,
                   wide = shape_.groups * shape_.heads * dim;
     Attention a;
@@ -260,15 +264,19 @@ class Member {
           attend_rows<D>(a, 0, group, begin, end,
                          {buffers_.queries.at(first), buffers_.queries.stride}, own,
                          [&](int64_t row, float* out) {
+                           const int64_t token = its.first + row / a.heads,
+                                         head = group * a.heads + row % a.heads,
+                                         at = selects ? buffers_.place[token] : token;
+                           if (at < 0) return;
                            for (int64_t e = 0; e < dim; e += LANES)
                              store(out + e, D::round(load(out + e)));
-                           const int64_t token = its.first + row / a.heads,
-                                         head = group * a.heads + row % a.heads;
-                           G::put(buffers_.attended.at(token), head * dim, out, dim, wide);
+                           G::put(buffers_.attended.at(at), head * dim, out, dim, wide);
                          });
         });
+    if (selects) tokens_ = pass_.selected_count;
     meet();
-    add_product(layer.o_proj, buffers_.attended, residual, buffers_.hidden);
+    add_product(layer.o_proj, buffers_.attended, residual, buffers_.hidden,
+                selects ? pass_.selected : nullptr);
     meet();
     const Rows ready = prepare<G>(layer.post_norm, buffers_.hidden, hidden, buffers_.ready);
     constexpr int64_t UNIT = 64 / G::COLUMNS;
@@ -325,7 +333,9 @@ class Member {
   }
 
   // Add the output of a linear layer to other rows; output and sum are rounded, as in torch.
-  void add_product(const Linear& layer, Rows x, const T* before, T* output) {
+  // `rows` are the indices of the other rows; null stands for 0, 1, 2, …
+  void add_product(const Linear& layer, Rows x, const T* before, T* output,
+                   const int64_t* rows = nullptr) {
     constexpr int64_t UNIT = G::panels(1);
     multiply<G>(
         x, tokens_, layer.inputs, layer.weight, buffers_.stream, UNIT,
@@ -333,7 +343,8 @@ class Member {
         [&](int64_t first, int m, int64_t panel, int64_t panels, const float* sums, int64_t ld) {
           const int64_t at = panel * G::COLUMNS;
           for (int i = 0; i < m; i++) {
-            const T* const old = before + (first + i) * layer.outputs + at;
+            const int64_t row = rows == nullptr ? first + i : rows[first + i];
+            const T* const old = before + row * layer.outputs + at;
             T* const to = output + (first + i) * layer.outputs + at;
             for (int64_t e = 0; e < panels * G::COLUMNS; e += LANES)
               D::put(to + e,
@@ -370,6 +381,7 @@ void forward(const Pass& pass, int threads) {
   char* const memory = scratch(Buffers<D, G>(nullptr, pass, threads).bytes);
   const Buffers<D, G> buffers(memory, pass, threads);
   write_sequences(pass, buffers.table, buffers.owner);
+  write_places(pass, buffers.place);
   struct Context {
     const Pass& pass;
     const Buffers<D, G>& buffers;

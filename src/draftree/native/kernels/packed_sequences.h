@@ -22,6 +22,14 @@ inline void write_sequences(const Pass& pass, Sequence* table, int32_t* owner) {
       owner[token] = static_cast<int32_t>(r);
 }
 
+// Write the row of each token [N] among the selected tokens, -1 for tokens that are not selected.
+inline void write_places(const Pass& pass, int32_t* place) {
+  if (pass.selected == nullptr) return;
+  for (int64_t token = 0; token < tokens_of(pass); token++) place[token] = -1;
+  for (int64_t i = 0; i < pass.selected_count; i++)
+    place[pass.selected[i]] = static_cast<int32_t>(i);
+}
+
 // Return the memory that attention over any of the sequences takes.
 inline int64_t attention_bytes(const Pass& pass) {
   const int64_t dim = pass.shape.head_dim;
