@@ -85,8 +85,7 @@ def test_drafting_pauses_after_a_trial_without_profit_and_longer_after_the_next(
     steps = _pausing.FIRST_TRIAL // 8
     assert not trial(*[-0.1] * (steps - 1)).paused(8)
     trials = trial(*[-0.1] * steps)
-    first, most = _pausing.FIRST_PAUSE_STEPS, _pausing.MAX_PAUSE_STEPS
-    for length in (first, 2 * first, most, most):
+    for length in (_pausing.FIRST_PAUSE_STEPS, *[_pausing.MAX_PAUSE_STEPS] * 2):
         for _ in range(length):
             assert trials.paused(8)
             trials = trials.after(8, 99.0)  # a paused step has no profit

@@ -22,10 +22,10 @@ MIN_TRIAL_STEPS = 4
 """Smallest number of steps of a trial."""
 PROFIT_STEPS = 32
 """Number of recent steps over which the mean profit is taken."""
-FIRST_PAUSE_STEPS, MAX_PAUSE_STEPS = 32, 128
+FIRST_PAUSE_STEPS, MAX_PAUSE_STEPS = 32, 64
 """Number of steps of the first pause, and of further ones if the trials between them fail.
 
-In a batch of eight, drafting that never pays is then tried in one of 17 steps.
+In a batch of eight, drafting that never pays is then tried in one of nine steps.
 """
 
 
