@@ -354,6 +354,30 @@ def test_a_row_has_the_same_bits_in_a_batch(dtype: torch.dtype) -> None:
                 assert torch.equal(mine[0, :, : len(text)], theirs[row, :, : len(text)])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [[], [6], [0, 2, 9], list(range(10))])
+@pytest.mark.parametrize("entries", [(1,), (1, 2)])
+def test_logits_after_some_tokens_have_the_same_bits(
+    entries: tuple[int, ...], tokens: list[int], dtype: torch.dtype
+) -> None:
+    """Entry 2 is the last hidden state, for which all tokens go through the last layer."""
+    decoder, draw = both("llama", dtype)[1], np.random.default_rng(0)
+    texts = [draw.integers(0, decoder.vocab, n) for n in (7, 3)]
+
+    def read(tokens: Any) -> tuple[SlotCache, ModelOutput]:
+        cache = decoder.new_cache(2, 80)
+        batch = ForwardBatch.chains(texts, cache.lengths.copy(), decoder.device)
+        return cache, decoder.forward(batch, cache, Outputs(entries, tokens))
+
+    (cache, whole), (own, some) = (read(each) for each in (None, np.array(tokens, np.int64)))
+    assert torch.equal(some.logits, whole.logits[tokens])
+    for entry in entries:
+        assert torch.equal(some.hidden[entry], whole.hidden[entry])
+    for layer in range(2):
+        for mine, theirs in zip(own.layer(layer), cache.layer(layer), strict=True):
+            assert torch.equal(mine[:, :, :3], theirs[:, :, :3])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_change_no_bit(threads: int) -> None:
     decoder, before = both("llama", torch.bfloat16)[1], torch.get_num_threads()

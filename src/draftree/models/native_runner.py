@@ -170,9 +170,14 @@ class NativeRunner(ModelRunner):
         for entry in entries.values():
             if 0 < entry < count:
                 caught[entry] = torch.empty_like(x)
-        native = self._native_head if outputs.tokens is None else None
-        normed = torch.empty_like(x)
-        logits = None if native is None else x.new_empty(*x.shape[:2], native.wide)
+        # After the attention of the last layer, only the requested tokens are computed, unless a
+        # hidden state after it is requested.
+        selects = outputs.tokens is not None and max(entries.values(), default=0) < count
+        selected = outputs.tokens if selects else None
+        kept = x.shape[1] if selected is None else len(selected)
+        native = self._native_head if selects or outputs.tokens is None else None
+        normed = x.new_empty(kept, x.shape[2])
+        logits = None if native is None else x.new_empty(kept, native.wide)
         head = Head(self._norm, None if native is None else native.record, normed, logits)
         masks = {kind: self._mask(kind, batch, cache) for kind in {kind for kind, _ in self._runs}}
         angles = self._angles(batch, x)
@@ -182,21 +187,18 @@ class NativeRunner(ModelRunner):
             within = cache.writer(batch.starts, batch.width).within(first)
             assert within is not None, "passes that are recorded have a runner of their own"
             wanted = {i - 1 - first: out for i, out in caught.items() if first < i <= end}
-            last = head if end == count else None
+            also = PassOutputs(wanted, head, selected) if end == count else PassOutputs(wanted)
             layers = self._layers[first:end]
-            also = PassOutputs(wanted, last)
             x = run_layers(layers, x, angles, within, masks[kind], outputs=also)
             if end in caught and end < count:
                 caught[end] = x
             first = end
-        caught |= {count: normed, count + 1: x}
+        caught |= {count: normed[None], count + 1: x}
         hidden = {layer: caught[entry][0] for layer, entry in entries.items()}
-        if logits is not None:
-            return ModelOutput(self._after_head(logits[0]), hidden)
-        states = normed[0]
-        if outputs.tokens is not None:
-            states = states[torch.from_numpy(outputs.tokens)]
-        return ModelOutput(self._after_head(self._head(states)), hidden)
+        if logits is None:
+            asked = outputs.tokens is not None and not selects
+            logits = self._head(normed[torch.from_numpy(outputs.tokens)] if asked else normed)
+        return ModelOutput(self._after_head(logits), hidden)
 
     def _mask(self, kind: str, batch: ForwardBatch, cache: SlotCache) -> Tensor | PackedMask:
         window = self._hf.window if kind == SLIDING else None

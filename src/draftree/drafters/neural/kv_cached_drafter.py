@@ -46,12 +46,14 @@ from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.decoder import Decoder
 from draftree.models.kv_cache import SlotCache
+from draftree.models.model_runner import Outputs
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.kernel_choice import choose_kernels
 from draftree.target.model_construction import load_pretrained, one_layer
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Bools, Candidates, DraftVocab, Ints, Tree
 from draftree.utils.files import as_user_error, fill_folder
+from draftree.utils.hardware import to_device
 
 
 def copy_one_layer(target: Target) -> PreTrainedModel:
@@ -309,7 +311,11 @@ class CachingDrafter(Drafter[Decoding]):
         feed = layout.feed
         if self.shared_vocabulary is not None:
             feed = replace(feed, tokens=self.shared_vocabulary.reads[feed.tokens])
-        logits = layout.pick_packed(self.decoder.forward(feed, state.cache).logits)
+        recorded = state.cache.ladder.few  # recorded passes compute the logits after all tokens
+        asked = Outputs(tokens=None if recorded else layout.packed_places)
+        logits = self.decoder.forward(feed, state.cache, asked).logits
+        if recorded:
+            logits = logits[to_device(layout.packed_places, logits.device)]
         if self.shared_vocabulary is not None:
             logits = logits[:, self.shared_vocabulary.columns]
         candidates = candidates_within_context(

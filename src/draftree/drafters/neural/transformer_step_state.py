@@ -79,6 +79,11 @@ class StepLayout:
     fed: tuple[Ints, ...]
 
     @property
+    def packed_places(self) -> Ints:
+        """Return [F] the index of each frontier node among the N tokens of a packed pass."""
+        return self.feed.firsts[self.rows] + self.columns
+
+    @property
     def padded_places(self) -> Ints:
         """Return [F] the index of each frontier node among the R n tokens of a padded pass."""
         return self.rows * self.feed.width + self.columns
@@ -88,19 +93,6 @@ class StepLayout:
         if len(out) == 1:  # frontier nodes follow the pending tokens in order
             return out[0, self.columns[0] : self.columns[-1] + 1]
         return out[to_device(self.rows, out.device), to_device(self.columns, out.device)]
-
-    def pick_packed(self, out: Tensor) -> Tensor:
-        """Select the frontier's part [F, …] of the output [N, …] of a packed pass.
-
-        It is a view if the output is in the order of the frontier.
-        """
-        if len(self.feed.counts) == 1:
-            return out[self.columns[0] : self.columns[-1] + 1]
-        places = self.feed.firsts[self.rows] + self.columns
-        first = int(places[0])
-        if np.array_equal(places, np.arange(first, first + len(places))):
-            return out[first : first + len(places)]
-        return out[to_device(places, out.device)]
 
 
 def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> StepLayout:
