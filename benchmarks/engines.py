@@ -11,7 +11,7 @@ import glob
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -78,6 +78,52 @@ def vllm_settings(python: Path) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
+
+
+class VllmWorker:
+    """Run vLLM in a process of its own.
+
+    Args:
+        python: the interpreter of the environment that has `vllm-cpu`.
+        options: arguments of `vllm.LLM`.
+        settings: environment variables, besides those that vLLM needs.
+    """
+
+    def __init__(
+        self, python: Path, options: dict[str, Any], settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._process: Any = subprocess.Popen(
+            [python, Path(__file__).with_name("vllm_worker.py"), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=os.environ | vllm_settings(python) | dict(settings or {}),
+        )
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], eos: Iterable[int], max_new_tokens: int
+    ) -> tuple[list[list[int]], float]:
+        """Return the new token ids after each prompt, and the seconds that vLLM took.
+
+        Raises:
+            UserError: vLLM has ended.
+        """
+        asked = {
+            "prompts": [list(prompt) for prompt in prompts],
+            "eos": sorted(eos),
+            "max_new_tokens": max_new_tokens,
+        }
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        if not (line := self._process.stdout.readline()):
+            raise UserError(f"vLLM ended with status {self._process.wait()}; see its messages")
+        answer = json.loads(line)
+        return answer["texts"], float(answer["seconds"])
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def versions(python: Path | None = None) -> dict[str, str]:
@@ -153,25 +199,19 @@ def _llama_cpp(file: Path, lookup: bool, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _vllm(python: Path, model: Path, speculative: dict[str, Any] | None) -> Way:
-    worker: Any = subprocess.Popen(
-        [python, Path(__file__).with_name("vllm_worker.py"), model, json.dumps(speculative)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        env=os.environ | vllm_settings(python),
-    )
+    options = {
+        "model": str(model),
+        "dtype": "bfloat16",
+        "max_model_len": 4096,
+        "max_num_seqs": 1,
+        "enable_prefix_caching": False,
+        "speculative_config": speculative,
+    }
+    worker = VllmWorker(python, options)
 
     def write(request: Request) -> list[int]:
-        asked = {
-            "prompt": list(request.prompt),
-            "eos": sorted(request.eos),
-            "max_new_tokens": request.max_new_tokens,
-        }
-        worker.stdin.write(json.dumps(asked) + "\n")
-        if not (line := worker.stdout.readline()):
-            raise UserError(f"vLLM ended with status {worker.wait()}; its messages are above")
-        return list(json.loads(line))
+        texts, _ = worker.write([request.prompt], request.eos, request.max_new_tokens)
+        return texts[0]
 
     return write
 

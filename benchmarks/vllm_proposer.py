@@ -1,0 +1,216 @@
+"""Draft inside vLLM: its own ways, an exported drafter and draftree's proposer, in interleaved rounds.
+
+    python benchmarks/vllm_proposer.py --model FOLDER --vllm ENV/bin/python --suite NAME=FILE …
+        [--export FOLDER] [--rounds 5] [--out FILE]
+
+The model's folder is one that transformers saved; `--export` is a drafter that `draftree export
+--format speculators` wrote for it. ENV is an environment with vLLM and draftree (`make
+build/engines/ready`). A suite is a file of JSON lines with `prompt`; each round takes other prompts
+of it. Every way runs in a process of its own, which stays loaded and waits while another is timed.
+Finished rounds are kept in the result, and an interrupted run continues.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from draftree.errors import UserError
+from draftree.utils.files import write_text
+from draftree.utils.hardware import machine
+from engines import VllmWorker, versions
+
+BATCHES = (1, 4)
+"""Numbers of texts that are written at once."""
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_max": 5,
+    "prompt_lookup_min": 2,
+}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}
+OURS = {
+    "method": "custom_class",
+    "model": "draftree.integrations.vllm.Proposer",
+    "num_speculative_tokens": 16,
+}
+RIVALS = ("ngram", "suffix")
+COMMON = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 2048,
+    "max_num_seqs": max(BATCHES),
+    "enable_prefix_caching": False,
+}
+"""Arguments of `vllm.LLM` that all ways share."""
+SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+def ways(export: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the arguments of `vllm.LLM` that differ between the ways, by name."""
+    found: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "ngram": {"speculative_config": NGRAM},
+        "suffix": {"speculative_config": SUFFIX},
+        "ours": {"speculative_config": OURS},
+    }
+    if export is not None:
+        drafter = {"method": "eagle3", "model": str(export), "num_speculative_tokens": 3}
+        found["eagle3"] = {"speculative_config": drafter}
+    return found
+
+
+def prompts(suites: Sequence[str], tokenizer: Any, count: int) -> dict[str, list[list[int]]]:
+    """Return the token ids of the first prompts of each suite, by its name.
+
+    Raises:
+        UserError: a suite has too few prompts.
+    """
+    found = {}
+    for each in suites:
+        name, _, file = each.partition("=")
+        with open(file) as lines:
+            texts = [json.loads(line)["prompt"] for line in islice(lines, count)]
+        if len(texts) < count:
+            raise UserError(f"suite {name} has {len(texts)} prompts, wanted are {count}")
+        found[name] = [
+            list(
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}],
+                    add_generation_prompt=True,
+                    return_dict=True,
+                )["input_ids"]
+            )
+            for text in texts
+        ]
+    return found
+
+
+def speed(worker: VllmWorker, asked: Sequence[list[int]], batch: int, tokens: int) -> float:
+    """Return the tokens per second of a way on prompts, so many at once."""
+    written, seconds = 0, 0.0
+    for i in range(0, len(asked), batch):
+        texts, took = worker.write(asked[i : i + batch], (), tokens)
+        written += sum(map(len, texts))
+        seconds += took
+    return written / seconds
+
+
+def one_round(
+    workers: dict[str, VllmWorker],
+    texts: dict[str, list[list[int]]],
+    number: int,
+    count: int,
+    tokens: int,
+) -> dict[str, dict[str, float]]:
+    """Return the tokens per second of each way, by suite and batch, on the prompts of a round.
+
+    Another way begins in each round, and the ways take turns at each suite and batch.
+    """
+    names = list(workers)
+    turn = number % len(names)
+    speeds: dict[str, dict[str, float]] = {name: {} for name in names}
+    for suite, found in texts.items():
+        for place, batch in enumerate(BATCHES):
+            first = (number * len(BATCHES) + place) * count
+            part = found[first : first + count]
+            for name in (*names[turn:], *names[:turn]):
+                speeds[name][f"{suite}/{batch}"] = speed(workers[name], part, batch, tokens)
+    return speeds
+
+
+def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the median speed of each way, by suite and batch."""
+    found: dict[str, dict[str, float]] = {}
+    for name in rounds[0]["speeds"]:
+        found[name] = {
+            place: round(statistics.median(each["speeds"][name][place] for each in rounds), 2)
+            for place in rounds[0]["speeds"][name]
+        }
+    return found
+
+
+def table(speeds: dict[str, dict[str, float]]) -> str:
+    """Return the medians as a table, with the mean ratio to the better rival of each place."""
+    places = list(speeds["plain"])
+    lines = ["| | " + " | ".join(place.replace("/", ", ") for place in places) + " |"]
+    lines.append("|---" * (len(places) + 1) + "|")
+    for name, found in speeds.items():
+        lines.append(f"| {name} | " + " | ".join(f"{found[place]:.1f}" for place in places) + " |")
+    ours = speeds["ours"]
+    rivals = [ours[p] / max(speeds[name][p] for name in RIVALS) for p in places]
+    plain = [ours[p] / speeds["plain"][p] for p in places]
+    lines.append("")
+    lines.append(f"ours / better rival: {_ratios(rivals)}")
+    lines.append(f"ours / plain: {_ratios(plain)}")
+    return "\n".join(lines)
+
+
+def _ratios(values: Sequence[float]) -> str:
+    each = " ".join(f"{value:.3f}" for value in values)
+    return f"mean {statistics.mean(values):.3f}; {each}"
+
+
+def main() -> int:
+    """Run the rounds that are missing, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON")
+    parser.add_argument("--suite", action="append", required=True, metavar="NAME=FILE")
+    parser.add_argument("--export", type=Path, help="an exported eagle3")
+    parser.add_argument("--way", action="append", help="only these ways")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--texts", type=int, default=4, help="per suite, batch and round")
+    parser.add_argument("--out", type=Path, help="result, with the rounds that were finished")
+    asked = parser.parse_args()
+    done: list[dict[str, Any]] = []
+    if asked.out and asked.out.exists():
+        done = json.loads(asked.out.read_text())["rounds"]
+    tokenizer: Any = AutoTokenizer.from_pretrained(asked.model)
+    texts = prompts(asked.suite, tokenizer, asked.rounds * asked.texts * len(BATCHES))
+    about = {
+        "machine": machine(torch.device("cpu")),
+        "versions": versions(asked.vllm),
+        "vllm.LLM": COMMON,
+        "tokens": asked.tokens,
+        "texts": asked.texts,
+    }
+    with tempfile.TemporaryDirectory() as cache:
+        workers = {
+            name: VllmWorker(
+                asked.vllm,
+                {"model": str(asked.model), **COMMON, **own},
+                {**SETTINGS, "DRAFTREE_CACHE": cache},
+            )
+            for name, own in ways(asked.export).items()
+            if not asked.way or name in asked.way
+        }
+        for worker in workers.values():  # loads the model and warms up
+            worker.write([next(iter(texts.values()))[0][:20]] * max(BATCHES), (), 8)
+        for number in range(len(done), asked.rounds):
+            done.append({"speeds": one_round(workers, texts, number, asked.texts, asked.tokens)})
+            print(f"round {number + 1} of {asked.rounds}", file=sys.stderr)
+            if asked.out:
+                kept = {"about": about, "rounds": done, "medians": medians(done)}
+                write_text(asked.out, json.dumps(kept, indent=1) + "\n")
+        for worker in workers.values():
+            worker.close()
+    found = medians(done)
+    if {"plain", "ours", *RIVALS} <= found.keys():
+        print(table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
