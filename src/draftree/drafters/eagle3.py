@@ -28,7 +28,7 @@ from draftree.drafters.neural.draft_vocabulary import (
     vocabulary_from_offsets,
 )
 from draftree.drafters.neural.feature_drafter import PairDrafter
-from draftree.drafters.neural.feature_model_interface import PairNet
+from draftree.drafters.neural.feature_model_interface import PairNet, select_pairs
 from draftree.drafters.neural.llama_modules import (
     CACHE,
     Rotary,
@@ -45,10 +45,9 @@ from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING_WEIGHT, LAYER_IDS
-from draftree.models.native_layers import PairLayer, Pairs, PassOutputs
+from draftree.models.native_layers import LAST_LAYER, PairLayer, Pairs, PassOutputs
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints
-from draftree.utils.hardware import to_device
 from draftree.utils.validated_dataclass import Presets, knob
 
 DEFAULT_LAYERS = (2, None, None)
@@ -204,6 +203,12 @@ class Readout:
     head: nn.Module
     selected: Ints | None
 
+    def outputs(self, like: Tensor) -> PassOutputs:
+        """Return the memory for the results of a native pass over pairs with features [R, n, D]."""
+        count = like.shape[0] * like.shape[1] if self.selected is None else len(self.selected)
+        head = native_head(self.norm, self.head, like, count)
+        return PassOutputs(head=head, selected=self.selected)
+
 
 class EAGLE3Layer(PairLayer):
     """The decoder layer, whose attention reads the concatenation of embedding and feature.
@@ -246,23 +251,22 @@ class EAGLE3Layer(PairLayer):
         They are [M, D] and [M, V′] if `readout` selects pairs. Without it the output is returned
         twice.
         """
-        selected = readout.selected if readout else None
         residual = self.hidden_norm(features) if self._normed_residual else features
         pairs = Pairs(embeds.contiguous(), features.contiguous())
         if self.native is None or not usable(self.native, mask, embeds, features):
             turned = rotary(features, positions)
             out = self.run_modules(pairs, residual, turned, mask, {CACHE: cache})
-            if selected is not None:
-                out = out.flatten(0, 1)[to_device(selected, out.device)]
-        else:
-            angles = rotary.tables(features, positions) or rotary(features, positions)
-            count = positions.numel() if selected is None else len(selected)
-            last = native_head(readout.norm, readout.head, features, count) if readout else None
-            outputs = PassOutputs(head=last, selected=selected)
-            out = run_native([self.native], 0, residual, angles, mask, cache, pairs, outputs)
-            if last is not None and last.logits is not None:
-                return out, last.logits.view(*out.shape[:-1], -1)
-        return out, out if readout is None else readout.head(readout.norm(out))
+            if readout is None:
+                return out, out
+            return select_pairs(out, readout.head(readout.norm(out)), readout.selected)
+        angles = rotary.tables(features, positions) or rotary(features, positions)
+        outputs = LAST_LAYER if readout is None else readout.outputs(features)
+        out = run_native([self.native], 0, residual, angles, mask, cache, pairs, outputs)
+        if readout is None:
+            return out, out
+        if outputs.head is None or outputs.head.logits is None:
+            return out, readout.head(readout.norm(out))
+        return out, outputs.head.logits.view(*out.shape[:-1], -1)
 
 
 class FusingNet(PairNet):

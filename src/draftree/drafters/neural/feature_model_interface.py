@@ -14,6 +14,23 @@ from draftree.tree import DraftVocab, Ints
 from draftree.utils.hardware import to_device
 
 
+def select_pairs(out: Tensor, logits: Tensor, selected: Ints | None) -> tuple[Tensor, Tensor]:
+    """Return outputs [R, n, D] and logits [R, n, V′] of pairs, or those of selected pairs alone.
+
+    torch may round a product of fewer rows otherwise. So the logits of all pairs are computed, as
+    in recorded passes.
+
+    Args:
+        out: the outputs.
+        logits: the logits.
+        selected: [M] indices of pairs from 0 to R n − 1; None for all.
+    """
+    if selected is None:
+        return out, logits
+    at = to_device(selected, out.device)
+    return out.flatten(0, 1)[at], logits.flatten(0, 1)[at]
+
+
 class PairNet(nn.Module, ABC):
     """A network that reads pairs of a token and a feature.
 
@@ -70,9 +87,7 @@ class PairNet(nn.Module, ABC):
         logits [M, V′] of these pairs alone. The keys and values of all pairs are cached.
         """
         out: Tensor = self(tokens, features, positions, mask, cache)
-        if selected is not None:
-            out = out.flatten(0, 1)[to_device(selected, out.device)]
-        return out, self.logits(out)
+        return select_pairs(out, self.logits(out), selected)
 
     @abstractmethod
     def logits(self, out: Tensor) -> Tensor:
