@@ -1,4 +1,4 @@
-"""Draft inside vLLM: its own ways, an exported drafter and draftree's proposer, in interleaved rounds.
+"""Compare vLLM's own drafts, an exported drafter and draftree's proposer inside vLLM, in turns.
 
     python benchmarks/vllm_proposer.py --model FOLDER --vllm ENV/bin/python --suite NAME=FILE …
         [--export FOLDER] [--rounds 5] [--out FILE]
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from draftree.errors import UserError
-from draftree.utils.files import write_text
+from draftree.errors import UserError, format_value
+from draftree.utils.files import as_user_error, write_text
 from draftree.utils.hardware import machine
 from engines import VllmWorker, versions
 
@@ -72,12 +72,14 @@ def prompts(suites: Sequence[str], tokenizer: Any, count: int) -> dict[str, list
     """Return the token ids of the first prompts of each suite, by its name.
 
     Raises:
-        UserError: a suite has too few prompts.
+        UserError: a suite cannot be read, or has too few prompts.
     """
     found = {}
     for each in suites:
         name, _, file = each.partition("=")
-        with open(file) as lines:
+        if not file:
+            raise UserError(f"suite is {format_value(each)}, allowed is NAME=FILE")
+        with as_user_error(f"cannot read suite '{file}'"), open(file) as lines:
             texts = [json.loads(line)["prompt"] for line in islice(lines, count)]
         if len(texts) < count:
             raise UserError(f"suite {name} has {len(texts)} prompts, wanted are {count}")
@@ -94,7 +96,7 @@ def prompts(suites: Sequence[str], tokenizer: Any, count: int) -> dict[str, list
     return found
 
 
-def speed(worker: VllmWorker, asked: Sequence[list[int]], batch: int, tokens: int) -> float:
+def measure_speed(worker: VllmWorker, asked: Sequence[list[int]], batch: int, tokens: int) -> float:
     """Return the tokens per second of a way on prompts, so many at once."""
     written, seconds = 0, 0.0
     for i in range(0, len(asked), batch):
@@ -123,7 +125,8 @@ def one_round(
             first = (number * len(BATCHES) + place) * count
             part = found[first : first + count]
             for name in (*names[turn:], *names[:turn]):
-                speeds[name][f"{suite}/{batch}"] = speed(workers[name], part, batch, tokens)
+                place_speed = measure_speed(workers[name], part, batch, tokens)
+                speeds[name][f"{suite}/{batch}"] = place_speed
     return speeds
 
 
@@ -168,7 +171,8 @@ def main() -> int:
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON")
     parser.add_argument("--suite", action="append", required=True, metavar="NAME=FILE")
     parser.add_argument("--export", type=Path, help="an exported eagle3")
-    parser.add_argument("--way", action="append", help="only these ways")
+    known = tuple(ways(Path()))
+    parser.add_argument("--way", action="append", choices=known, help="only these ways")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--texts", type=int, default=4, help="per suite, batch and round")
@@ -178,7 +182,10 @@ def main() -> int:
     if asked.out and asked.out.exists():
         done = json.loads(asked.out.read_text())["rounds"]
     tokenizer: Any = AutoTokenizer.from_pretrained(asked.model)
-    texts = prompts(asked.suite, tokenizer, asked.rounds * asked.texts * len(BATCHES))
+    try:
+        texts = prompts(asked.suite, tokenizer, asked.rounds * asked.texts * len(BATCHES))
+    except UserError as error:
+        parser.error(str(error))
     about = {
         "machine": machine(torch.device("cpu")),
         "versions": versions(asked.vllm),

