@@ -1,18 +1,22 @@
 """Compare vLLM's own drafts, an exported drafter and draftree's proposer inside vLLM, in turns.
 
     python benchmarks/vllm_proposer.py --model FOLDER --vllm ENV/bin/python --suite NAME=FILE …
-        [--export FOLDER] [--rounds 5] [--out FILE]
+        [--answers FILE] [--export FOLDER] [--rounds 5] [--out FILE]
 
 The model's folder is one that transformers saved; `--export` is a drafter that `draftree export
---format speculators` wrote for it. ENV is an environment with vLLM and draftree (`make
+--format speculators` wrote for it. `--answers` is a file of JSON lines with answers that the model
+has written earlier (`ids`), such as `recipes/smollm2_journal.jsonl.gz`. The way "ours" searches a
+datastore of them, and "texts" is the proposer without it. ENV is an environment with vLLM and draftree (`make
 build/engines/ready`). A suite is a file of JSON lines with `prompt`; each round takes other prompts
 of it. Every way runs in a process of its own, which stays loaded and waits while another is timed.
 Finished rounds are kept in the result, and an interrupted run continues.
 """
 
 import argparse
+import gzip
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -54,7 +58,7 @@ COMMON = {
 SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 
-def ways(export: Path | None) -> dict[str, dict[str, Any]]:
+def ways(export: Path | None, datastore: Path | None) -> dict[str, dict[str, Any]]:
     """Return the arguments of `vllm.LLM` that differ between the ways, by name."""
     found: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -62,9 +66,26 @@ def ways(export: Path | None) -> dict[str, dict[str, Any]]:
         "suffix": {"speculative_config": SUFFIX},
         "ours": {"speculative_config": OURS},
     }
+    if datastore is not None:
+        found["texts"] = found["ours"]
+        options = {"draftree": {"datastore": str(datastore)}}
+        found["ours"] = {"speculative_config": OURS, "additional_config": options}
     if export is not None:
         drafter = {"method": "eagle3", "model": str(export), "num_speculative_tokens": 3}
         found["eagle3"] = {"speculative_config": drafter}
+    return found
+
+
+def build_datastore(answers: Path, model: Path, tokenizer: Any, folder: Path) -> Path:
+    """Build a datastore of earlier answers in a new folder within `folder`, and return it."""
+    texts, found = folder / "answers.jsonl", folder / "datastore"
+    with gzip.open(answers, "rt") as lines, texts.open("w") as written:
+        for line in lines:
+            text = tokenizer.decode(json.loads(line)["ids"], skip_special_tokens=True)
+            written.write(json.dumps({"text": text}) + "\n")
+    command = (sys.executable, "-m", "draftree", "datastore", "build", str(model))
+    options = ("--kind", "rest", "--data", str(texts), "--out", str(found))
+    subprocess.run([*command, *options], check=True, stdout=sys.stderr)
     return found
 
 
@@ -170,8 +191,9 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON")
     parser.add_argument("--suite", action="append", required=True, metavar="NAME=FILE")
+    parser.add_argument("--answers", type=Path, help="answers that the model has written")
     parser.add_argument("--export", type=Path, help="an exported eagle3")
-    known = tuple(ways(Path()))
+    known = tuple(ways(Path(), Path()))
     parser.add_argument("--way", action="append", choices=known, help="only these ways")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
@@ -192,15 +214,19 @@ def main() -> int:
         "vllm.LLM": COMMON,
         "tokens": asked.tokens,
         "texts": asked.texts,
+        "answers": asked.answers.name if asked.answers else None,
     }
     with tempfile.TemporaryDirectory() as cache:
+        datastore = None
+        if asked.answers is not None:
+            datastore = build_datastore(asked.answers, asked.model, tokenizer, Path(cache))
         workers = {
             name: VllmWorker(
                 asked.vllm,
                 {"model": str(asked.model), **COMMON, **own},
                 {**SETTINGS, "DRAFTREE_CACHE": cache},
             )
-            for name, own in ways(asked.export).items()
+            for name, own in ways(asked.export, datastore).items()
             if not asked.way or name in asked.way
         }
         for worker in workers.values():  # loads the model and warms up

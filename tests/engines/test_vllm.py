@@ -70,9 +70,13 @@ def plain() -> list[Any]:
     )
 
 
-@pytest.fixture(scope="module")
-def drafting(plain: list[Any]) -> Any:
-    return started(str(draftree.demo_folder()), SPEC, drafter="suffix+pld", policy="chain:length=4")
+OWN_CHAINS: dict[str, str] = {}
+BY_A_DRAFTER = {"drafter": "suffix+pld", "policy": "chain:length=4"}
+
+
+@pytest.fixture(scope="module", params=[OWN_CHAINS, BY_A_DRAFTER], ids=["own", "drafter"])
+def drafting(plain: list[Any], request: pytest.FixtureRequest) -> Any:
+    return started(str(draftree.demo_folder()), SPEC, **request.param)
 
 
 def test_greedy_texts_are_the_same(drafting: Any, plain: list[Any]) -> None:
@@ -158,7 +162,7 @@ def test_the_distribution_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({}))
-    llm = started(str(tmp_path), SPEC, policy="chain:length=2")
+    llm = started(str(tmp_path), SPEC, drafter="suffix", policy="chain:length=2")
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     count = 6000
     seen = Counter(

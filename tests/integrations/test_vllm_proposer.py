@@ -15,15 +15,19 @@ import pytest
 import vllm_batch
 from draftree.costs.curves import Costs
 from draftree.costs.step_timings import StepTimes
-from draftree.drafters.rest import REST
+from draftree.drafters.rest import REST, index_documents
+from draftree.drafters.retrieval.chain_drafting import IndexedCorpus
+from draftree.drafters.retrieval.datastore_drafter import tokenizer_hash
 from draftree.drafters.suffix import Suffix
 from draftree.errors import UnknownName, UserError
 from draftree.formats.checkpoint import DRAFTREE_ENTRY
 from draftree.integrations.vllm import Proposer, proposer
 from draftree.integrations.vllm import costs as vllm_costs
+from draftree.integrations.vllm import text_chains as own_chains
 from draftree.integrations.vllm.chains import Chains
-from draftree.integrations.vllm.options import open_drafter, open_policy
+from draftree.integrations.vllm.options import open_corpus, open_drafter, open_policy
 from draftree.integrations.vllm.requests import RequestStep, Slots
+from draftree.integrations.vllm.text_chains import ALL_TIMED, TIMING_INTERVAL, TextChains
 from vllm_batch import Batch, Request, vllm_config, written
 
 VOCAB = 50
@@ -67,7 +71,11 @@ def chains(drafter: str = "suffix", policy: str = "yield", costs: Costs = CHEAP)
     return Chains(opened, open_policy(policy, 8), Recorded(costs), 8, vllm_batch.CONTEXT, VOCAB)
 
 
-def proposing(found: Chains) -> Any:
+def text_chains(costs: Costs = CHEAP, corpus: IndexedCorpus | None = None) -> TextChains:
+    return TextChains(corpus or IndexedCorpus.none(), Recorded(costs), 8, vllm_batch.CONTEXT)
+
+
+def proposing(found: Chains | TextChains) -> Any:
     """vLLM's call of a proposer that has these chains, with whatever it raises."""
     made: Any = SimpleNamespace(chains=found, _report=lambda: None)
 
@@ -102,6 +110,47 @@ def test_texts_stay_and_drafts_are_accepted(drafter: str, policy: str) -> None:
     assert max(len(chain) for proposed in batch.proposals for chain in proposed) <= (
         3 if policy != "yield" else 8
     )
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_texts_stay_with_the_proposers_own_chains(known: bool) -> None:
+    """With a corpus of what the target writes, more drafts are accepted, and most at the start."""
+    asked = prompts(6)
+    texts = [np.array([*prompt, *written(periodic, prompt, 30)]) for prompt in asked]
+    corpus = IndexedCorpus.of(index_documents(texts, VOCAB)) if known else None
+    batch = Batch(proposing(text_chains(corpus=corpus)), periodic, rows=3, chunk=5)
+    requests = [batch.add(prompt, 30) for prompt in asked]
+    batch.run()
+    assert [r.output for r in requests] == [written(periodic, prompt, 30) for prompt in asked]
+    accepted = sum(r.accepted for r in requests)
+    assert accepted > (125 if known else 60)
+    assert max(len(chain) for proposed in batch.proposals for chain in proposed) <= 8
+
+
+@pytest.mark.parametrize("cut", [1000, 2])
+def test_the_proposers_own_chains_follow_their_requests(cut: int) -> None:
+    """Whatever happens to rows: they move, are preempted, aborted, and their drafts are cut."""
+    found = text_chains()
+    batch = Batch(proposing(found), periodic, rows=4, chunk=6, cut=cut)
+    requests = [batch.add(prompt, 40) for prompt in prompts(9)]
+    requests.append(batch.add(requests[0].text, 40))  # the same text twice
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        batch.step()
+        running = [tuple(r.text) for r in batch.running if not r.unread]
+        texts = [tuple(each.text.tolist()) for each in found._requests]
+        assert set(running) <= set(texts)
+        assert [tuple(text.tolist()) for text in found.slots.texts if text is not None] == texts
+        assert all(each.begun < len(each.text) for each in found._requests)
+        if batch.running and random.random() < 0.1:
+            some: Request = batch.running[int(random.integers(len(batch.running)))]
+            (batch.preempt if random.random() < 0.7 else batch.abort)(some)
+    assert not batch.running
+    assert found.figures.resumed == 0
+    assert found.figures.accepted == sum(r.accepted for r in requests) > 100
+    found.step([])
+    assert not found._requests
+    assert not found.slots.live
 
 
 @pytest.mark.parametrize("cut", [1000, 2])
@@ -157,9 +206,10 @@ def test_rows_are_known_by_the_whole_text() -> None:
     assert slots.match(rows) == [2, None, 0, None]
 
 
-def test_nothing_is_proposed_where_nothing_pays() -> None:
+@pytest.mark.parametrize("made", [chains, text_chains])
+def test_nothing_is_proposed_where_nothing_pays(made: Any) -> None:
     """A token that costs as much as a step is worth a try now and then, no more."""
-    batch = Batch(proposing(chains(costs=DEAR)), aimless, rows=1)
+    batch = Batch(proposing(made(costs=DEAR)), aimless, rows=1)
     batch.add(prompts(1)[0], 200)
     batch.run()
     assert sum(len(p[0]) for p in batch.proposals) < 12
@@ -177,18 +227,37 @@ def test_acceptance_is_learnt() -> None:
     assert sum(lengths[-60:]) < 100
 
 
-def test_lengths_follow_the_costs() -> None:
+def test_the_acceptance_of_own_chains_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without learning, more tokens are drafted in vain, because matches repeat and go on otherwise."""
+
+    def in_vain() -> int:
+        found = text_chains(costs=Costs({1: 1e-5}, {1: 1.0, 16: 4.0}))
+        batch = Batch(proposing(found), deceptive, rows=1)
+        batch.add([1, 2, 3], 120)
+        batch.run()
+        return found.figures.drafted - found.figures.accepted
+
+    learnt = in_vain()
+    monkeypatch.setattr(
+        own_chains, "learn_chains", lambda _, __, recent, *known: (*known[:2], recent)
+    )
+    assert learnt < in_vain() / 2
+
+
+@pytest.mark.parametrize("made", [chains, text_chains])
+def test_lengths_follow_the_costs(made: Any) -> None:
     lengths = []
     for costs in (CHEAP, Costs({1: 1e-5}, {1: 1.0, 4: 1.1, 5: 9.0, 16: 99.0})):
-        batch = Batch(proposing(chains(costs=costs)), periodic, rows=1)
+        batch = Batch(proposing(made(costs=costs)), periodic, rows=1)
         batch.add([1, 2, 3, 4, 5, 6, 7] * 3, 100)
         batch.run()
         lengths.append(max(len(p[0]) for p in batch.proposals))
     assert lengths == [8, 3]
 
 
-def test_steps_are_timed_where_the_same_requests_go_on() -> None:
-    found = chains()
+@pytest.mark.parametrize("made", [chains, text_chains])
+def test_steps_are_timed_where_the_same_requests_go_on(made: Any) -> None:
+    found = made()
     batch = Batch(proposing(found), periodic, rows=2, chunk=4)
     batch.add([1, 2] * 2, 99)
     batch.step()
@@ -226,10 +295,23 @@ def test_a_batch_in_which_searching_costs_too_much_is_paused() -> None:
         assert text is None or read.tolist() == text[:-1].tolist()
 
 
-def test_other_outputs_are_remembered() -> None:
+def test_own_chains_time_few_steps_once_costs_are_known() -> None:
+    found = text_chains()
+    batch = Batch(proposing(found), aimless, rows=1)
+    batch.add(prompts(1)[0], ALL_TIMED + 120)
+    batch.run()
+    costs: Any = found.costs
+    later = found.figures.calls - ALL_TIMED
+    assert later > 80
+    assert len(costs.seen) == found.figures.timed
+    assert ALL_TIMED - 2 <= found.figures.timed - later // TIMING_INTERVAL <= ALL_TIMED + 1
+
+
+@pytest.mark.parametrize("made", [chains, text_chains])
+def test_other_outputs_are_remembered(made: Any) -> None:
     """A request is drafted by what an earlier one has written."""
     prompt = [11, 12]
-    found = chains()
+    found = made()
     batch = Batch(proposing(found), aimless, rows=1)
     requests = [batch.add(prompt, 30), batch.add(prompt, 30)]
     batch.run()
@@ -247,17 +329,33 @@ def test_a_text_that_went_another_way_begins_anew() -> None:
     assert found._state.texts[0].tolist() == [*text, 40, 41]
 
 
+def test_own_chains_begin_anew_after_a_text_that_went_another_way() -> None:
+    found = text_chains()
+    text = [1, 2, 3, 4] * 4
+    found.step([RequestStep(np.array(text), 1)])
+    found.step([RequestStep(np.array([*text, 40, 41, 42]), 3)])  # nobody proposed 40, 41
+    assert found.figures.resumed == 1
+    assert found.figures.requests == 2
+    assert found._requests[0].text.tolist() == [*text, 40, 41, 42]
+    assert found._requests[0].begun == len(text) + 2
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"drafter": "sufix"}, "did you mean 'suffix'"),
-        ({"policy": "yeild"}, "did you mean 'yield'"),
+        ({"drafter": "suffix", "policy": "yeild"}, "did you mean 'yield'"),
+        ({"policy": "yield"}, "needs option 'drafter'"),
+        ({"drafter": "suffix", "datastore": "any"}, "exclude each other"),
+        ({"datastore": "nowhere"}, "datastore 'nowhere' does not exist"),
+        ({"datastore": ""}, "config.json"),
+        ({"datastore": 3}, "allowed is"),
         ({"draftr": "suffix"}, "did you mean 'drafter'"),
         ({"drafter": "eagle3"}, "allowed are those that read text alone"),
         ({"drafter": "suffix+lookahead"}, "allowed are those that read text alone"),
         ({"drafter": "suffix+token_recycling"}, "allowed are those that read text alone"),
         ({"drafter": "rest"}, "'rest' needs a datastore"),
-        ({"drafter": 3}, "allowed is a text"),
+        ({"drafter": 3}, "allowed is none or a text"),
     ],
 )
 def test_mistakes_in_options_are_told_at_the_start(options: dict[str, Any], told: str) -> None:
@@ -293,7 +391,7 @@ def test_nothing_is_raised_into_the_engine(
     batch.add([1, 2, 3] * 3, 20)
     batch.run()
     assert any(chain for proposed in batch.proposals for chain in proposed)
-    monkeypatch.setattr(Chains, "step", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(TextChains, "step", lambda *_, **__: 1 / 0)
     request = batch.add([1, 2, 3] * 3, 20)
     batch.run()
     assert request.output == written(periodic, [1, 2, 3] * 3, 20)
@@ -313,15 +411,23 @@ def test_the_report_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert figures["requests"] == figures["live"] == 1
 
 
-def test_a_datastore_is_searched(tmp_path: Path) -> None:
-    """And refused where it was built for another tokenizer."""
+def test_a_datastore_for_another_tokenizer_is_refused(tmp_path: Path) -> None:
     corpus = np.array([1, 5, 9, 13, 17, 21, 25, 29, 33], np.int64)
     REST.build([corpus], VOCAB, tmp_path, {}, lambda _: None)
     note = {"drafter": "rest", "tokenizer": "abc", "vocab": VOCAB}
     (tmp_path / "config.json").write_text(json.dumps({DRAFTREE_ENTRY: note}))
-    tokenizer = SimpleNamespace(is_fast=False, get_vocab=dict, get_added_vocab=dict)
+    tokenizer: Any = SimpleNamespace(is_fast=False, get_vocab=dict, get_added_vocab=dict)
     with pytest.raises(UserError, match="another"):
         open_drafter(f"rest:datastore={tmp_path}", VOCAB, lambda: tokenizer, "any")
+    with pytest.raises(UserError, match="another"):
+        open_corpus(str(tmp_path), VOCAB, lambda: tokenizer, "any")
+    note["tokenizer"] = tokenizer_hash(tokenizer)
+    (tmp_path / "config.json").write_text(json.dumps({DRAFTREE_ENTRY: note}))
+    with pytest.raises(UserError, match="vocabulary"):
+        open_corpus(str(tmp_path), VOCAB - 1, lambda: tokenizer, "any")
+    found = open_corpus(str(tmp_path), VOCAB, lambda: tokenizer, "any")
+    chains = text_chains(corpus=found).step([RequestStep(np.array([2, 5, 9]), 1)])
+    assert chains == [[13, 17, 21, 25, 29, 33]]
 
 
 def test_the_size_of_a_model_is_read_from_its_config() -> None:

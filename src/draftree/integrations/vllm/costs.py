@@ -9,11 +9,10 @@ from draftree.cost_estimate import LOOKUP_SIZE, OPERATIONS
 from draftree.costs.cost_model import Size
 from draftree.costs.machine_probe import machine_speed
 from draftree.costs.online_costs import LOOKUPS, Learner, OnlineCosts
-from draftree.drafters.base import Drafter
 from draftree.utils.hardware import machine, measurement_path
 
 
-def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineCosts:
+def step_costs(vllm_config: Any, drafter: str, version: str) -> OnlineCosts:
     """Return the costs of steps in vLLM on this machine.
 
     They are corrected while requests run, and the corrections are stored in files for the next
@@ -21,7 +20,7 @@ def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineC
 
     Args:
         vllm_config: configuration object of vLLM.
-        drafter: drafter of the proposer.
+        drafter: description of the drafter of the proposer.
         version: version of vLLM.
     """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -38,7 +37,7 @@ def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineC
     speed = partial(machine_speed, device, dtype)
     size = target_size(model.hf_text_config, dtype.itemsize, int(parallel.tensor_parallel_size))
     drafts = dict.fromkeys(("draft", *LOOKUPS), LOOKUP_SIZE)
-    of_draft = about | {"drafter": drafter.description}
+    of_draft = about | {"drafter": drafter}
     return OnlineCosts(
         Learner(measurement_path("costs-vllm", about), about, {"target": size}, speed),
         Learner(measurement_path("costs-vllm-drafter", of_draft), of_draft, drafts, speed),

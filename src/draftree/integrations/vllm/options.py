@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Drafter, Method, TrainableMethod
-from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod
+from draftree.drafters.rest import REST, load_corpus
+from draftree.drafters.retrieval.chain_drafting import IndexedCorpus
+from draftree.drafters.retrieval.datastore_drafter import DatastoreMethod, read_note
 from draftree.errors import UnknownName, UserError, format_value
 from draftree.policies.base import Policy
 from draftree.policies.yield_ import Yield
@@ -23,19 +26,23 @@ CONFIG_KEY = "draftree"
 class ProposerOptions(Part):
     """Set the options of the proposer.
 
+    By default, chains are drafted from suffix matches and a corpus with one native call per step.
+
     Attributes:
-        drafter: spec of a drafter that reads only text: suffix, pld, rest, aded, or several joined
-            by `+`. By default `suffix` drafts two tokens per matched token: steps of vLLM get
-            slower with each token, and longer drafts after short matches rarely pay.
-        policy: spec of the policy that chooses the lengths of the chains. Here `yield` grows chains
-            instead of trees.
+        datastore: folder of a datastore for `rest`, in which contexts are searched for as well; None
+            to draft from the texts of the requests alone.
+        drafter: spec of a drafter to use instead. It may be any that reads only text: suffix, pld,
+            rest, aded, or several joined by `+`.
+        policy: spec of the policy that chooses the lengths of that drafter's chains; `yield` by
+            default, which grows chains here instead of trees.
         report: path of a JSON file for figures, which is written about once a second while requests
             run; None for no file.
         any_version: whether versions of vLLM with which the proposer was not tested are accepted.
     """
 
-    drafter: str = "suffix:factor=2"
-    policy: str = "yield"
+    datastore: str | None = None
+    drafter: str | None = None
+    policy: str | None = None
     report: str | None = None
     any_version: bool = False
 
@@ -57,7 +64,31 @@ class ProposerOptions(Part):
         for name in given:
             if name not in known:
                 raise UnknownName("option of the proposer", str(name), known)
-        return cls(**given)
+        options = cls(**given)
+        if options.drafter is None and options.policy is not None:
+            raise UserError("option 'policy' of the proposer needs option 'drafter'")
+        if options.drafter is not None and options.datastore is not None:
+            raise UserError(
+                "options 'drafter' and 'datastore' of the proposer exclude each other: "
+                "a drafter's own datastore is given in its spec"
+            )
+        return options
+
+
+def open_corpus(folder: str | None, vocab: int, tokenizer: Any, name: str) -> IndexedCorpus:
+    """Return the corpus of a datastore; an empty one if no folder is given.
+
+    The other arguments are those of `open_drafter`.
+
+    Raises:
+        UserError: the folder is not a datastore for `rest`, or was built for another tokenizer.
+    """
+    if folder is None:
+        return IndexedCorpus.none()
+    read_note(Path(folder))  # before the tokenizer is loaded
+    found = REST(datastore=folder or ".").store(_stand_in(vocab, tokenizer(), name))
+    assert found is not None
+    return IndexedCorpus.of(load_corpus(found))
 
 
 def open_drafter(spec: str, vocab: int, tokenizer: Any, name: str) -> Drafter[Any]:
@@ -82,16 +113,19 @@ def open_drafter(spec: str, vocab: int, tokenizer: Any, name: str) -> Drafter[An
             f"drafter {format_value(spec)} needs the target's hidden states, which vLLM does not show: {told}"
         )
     stored = any(isinstance(part, DatastoreMethod) and part.datastore for part in parts)
-    stand_in = SimpleNamespace(
-        decoder=SimpleNamespace(vocab=vocab), tokenizer=tokenizer() if stored else None, name=name
-    )
     try:
-        drafter = method.open(cast(Target, stand_in))
+        drafter = method.open(_stand_in(vocab, tokenizer() if stored else None, name))
     except AttributeError as error:  # it looked for a network that only a loaded target has
         raise UserError(f"drafter {format_value(spec)} cannot draft inside vLLM: {told}") from error
     if not drafter.searches or drafter.needs != HiddenStateSpec() or drafter.sends_probes:
         raise UserError(f"drafter {format_value(spec)} cannot draft inside vLLM: {told}")
     return drafter
+
+
+def _stand_in(vocab: int, tokenizer: Any, name: str) -> Target:
+    """Return an object with what a drafter that reads only text asks of its target."""
+    decoder = SimpleNamespace(vocab=vocab)
+    return cast(Target, SimpleNamespace(decoder=decoder, tokenizer=tokenizer, name=name))
 
 
 def open_policy(spec: str, longest: int) -> Policy:

@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,14 @@ import numpy as np
 from draftree.errors import first_line
 from draftree.integrations.vllm.chains import Chains
 from draftree.integrations.vllm.costs import step_costs
-from draftree.integrations.vllm.options import ProposerOptions, open_drafter, open_policy
+from draftree.integrations.vllm.options import (
+    ProposerOptions,
+    open_corpus,
+    open_drafter,
+    open_policy,
+)
 from draftree.integrations.vllm.requests import RequestStep
+from draftree.integrations.vllm.text_chains import TextChains
 from draftree.utils.files import write_text
 
 LOG = logging.getLogger("vllm.draftree")
@@ -46,7 +52,8 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         self.options = ProposerOptions.of(vllm_config.additional_config)
-        self.chains: Chains | None = None
+        self.chains: Chains | TextChains | None = None
+        self._make: Callable[[], Chains | TextChains]
         self._config = vllm_config
         self._failures = 0
         self._written = 0.0
@@ -61,15 +68,22 @@ class Proposer:
             return
         model = vllm_config.model_config
         vocab, name = int(model.get_vocab_size()), str(model.model)
-        drafter = open_drafter(self.options.drafter, vocab, partial(_tokenizer, model), name)
         longest = int(vllm_config.speculative_config.num_speculative_tokens)
-        policy = open_policy(self.options.policy, longest)
-        costs = step_costs(vllm_config, drafter, version)
-        self._make = partial(
-            Chains, drafter, policy, costs, longest, int(model.max_model_len), vocab
-        )
+        bounds = longest, int(model.max_model_len)
+        tokenizer = partial(_tokenizer, model)
+        if (spec := self.options.drafter) is None:
+            corpus = open_corpus(self.options.datastore, vocab, tokenizer, name)
+            about = f"suffix matches and a corpus of {len(corpus.tokens)} tokens"
+            costs = step_costs(vllm_config, about, version)
+            self._make = partial(TextChains, corpus, costs, *bounds)
+        else:
+            drafter = open_drafter(spec, vocab, tokenizer, name)
+            policy = open_policy(self.options.policy or "yield", longest)
+            about = f"{drafter.description} with {policy}"
+            costs = step_costs(vllm_config, drafter.description, version)
+            self._make = partial(Chains, drafter, policy, costs, *bounds, vocab)
         self.chains = self._make()
-        LOG.info("draftree proposes by %s with %s", drafter.description, policy)
+        LOG.info("draftree proposes by %s", about)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing; vLLM's CPU runner calls this method of every proposer."""

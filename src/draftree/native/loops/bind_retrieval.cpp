@@ -10,6 +10,7 @@ void bind_retrieval(nb::module_& m) {
   bind_suffix_array(m);
   bind_ngrams(m);
   bind_mcts(m);
+  bind_chains(m);
 }
 
 }  // namespace draftree

@@ -9,6 +9,7 @@
 #include "numpy_arrays.h"
 #include "bind_loops.h"
 #include "log_exp.h"
+#include "logistic_step.h"
 #include "tree_arguments.h"
 
 namespace nb = nanobind;
@@ -112,7 +113,8 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(
   return {token, found, parts};
 }
 
-// One Newton step over some examples; weights and information are changed in place.
+}  // namespace
+
 void step_newton(double* weights, double* information, int64_t width, double prior, int64_t count,
                  const double* x, const unsigned char* right, double forgetting, double least) {
   std::vector<double> step(width), lower(width * width);
@@ -148,6 +150,8 @@ void step_newton(double* weights, double* information, int64_t width, double pri
   }
   for (int64_t a = 0; a < width; a++) weights[a] += step[a];
 }
+
+namespace {
 
 std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights,
                                                const In<double, 2>& information, double prior,

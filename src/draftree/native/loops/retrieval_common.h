@@ -14,6 +14,7 @@ void bind_suffix_tree(nb::module_& m);
 void bind_suffix_array(nb::module_& m);
 void bind_ngrams(nb::module_& m);
 void bind_mcts(nb::module_& m);
+void bind_chains(nb::module_& m);
 
 // One-dimensional whole numbers of any width, as they stand in a file: perhaps not aligned, never
 // strided.

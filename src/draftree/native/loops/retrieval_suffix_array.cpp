@@ -4,11 +4,11 @@
 #include <limits>
 #include <numeric>
 
-#include "retrieval_common.h"
+#include "retrieval_suffix_array.h"
 
 namespace draftree {
 
-constexpr int64_t SEPARATOR = 4294967295, END = -1, UNKNOWN = -1;
+constexpr int64_t END = -1, UNKNOWN = -1;
 
 bool read_array(PyObject* object, WholeNumbers& into) noexcept {
   Py_buffer view;
@@ -77,34 +77,44 @@ int64_t first_suffix(Reader tokens, int64_t count, const WholeNumbers& suffixes,
   return low;
 }
 
+}  // namespace
+
+FoundSuffix find_suffix(const WholeNumbers& tokens, const WholeNumbers& suffixes,
+                        const int64_t* end, int64_t longest, int64_t shortest) {
+  FoundSuffix found;
+  int64_t fewest = shortest, most = longest;
+  tokens.visit([&](auto reader) {
+    while (fewest <= most) {
+      const int64_t n = (fewest + most) / 2;
+      int64_t at = first_suffix(reader, tokens.count, suffixes, end - n, n, false);
+      // The end of a corpus without separators.
+      if (at < suffixes.count && suffixes(at) + n == tokens.count) at++;
+      if (at < suffixes.count && is_before(reader, tokens.count, suffixes(at), end - n, n, true)) {
+        found.length = n, found.low = at, fewest = n + 1;
+      } else {
+        most = n - 1;
+      }
+    }
+    if (const int64_t n = found.length)
+      found.high = std::max(found.low + 1,
+                            first_suffix(reader, tokens.count, suffixes, end - n, n, true));
+  });
+  return found;
+}
+
+namespace {
+
 nb::tuple search_corpus(const WholeNumbers& tokens, const WholeNumbers& suffixes,
                         const Ints& context, int64_t longest, int64_t shortest) {
-  int64_t found = 0, low = 0, high = 0, fewest = shortest,
-          most = std::min(longest, context.shape[0]);
+  FoundSuffix found;
   {
     nb::gil_scoped_release without_lock;
     std::vector<int64_t> copy(static_cast<size_t>(context.shape[0]));
     for (int64_t i = 0; i < context.shape[0]; i++) copy[i] = context(i);
-    const int64_t* end = copy.data() + copy.size();
-    tokens.visit([&](auto reader) {
-      while (fewest <= most) {
-        const int64_t n = (fewest + most) / 2;
-        int64_t at = first_suffix(reader, tokens.count, suffixes, end - n, n, false);
-        // The end of a corpus without separators.
-        if (at < suffixes.count && suffixes(at) + n == tokens.count) at++;
-        if (at < suffixes.count &&
-            is_before(reader, tokens.count, suffixes(at), end - n, n, true)) {
-          found = n, low = at, fewest = n + 1;
-        } else {
-          most = n - 1;
-        }
-      }
-      if (found)
-        high = std::max(low + 1,
-                        first_suffix(reader, tokens.count, suffixes, end - found, found, true));
-    });
+    found = find_suffix(tokens, suffixes, copy.data() + copy.size(),
+                        std::min(longest, context.shape[0]), shortest);
   }
-  return nb::make_tuple(found, low, high);
+  return nb::make_tuple(found.length, found.low, found.high);
 }
 
 nb::object continuations(const WholeNumbers& tokens, const WholeNumbers& suffixes, int64_t low,

@@ -4,36 +4,13 @@
 #include <limits>
 
 #include "node_columns.h"
-#include "retrieval_common.h"
+#include "retrieval_suffix_tree.h"
 
 namespace draftree {
 namespace {
 
 constexpr int32_t END = -1;
 constexpr int64_t MAX_NODES = 512;  // draftree.tree.MAX_NODES
-
-struct Limits {
-  explicit Limits(nb::handle tuple)
-      : longest(whole_field(tuple, 0)),
-        length(whole_field(tuple, 1)),
-        factor(real_field(tuple, 2)),
-        least(real_field(tuple, 3)),
-        places(whole_field(tuple, 4)) {}
-  int64_t longest, length;
-  double factor, least;
-  int64_t places;
-};
-
-// Earlier outputs: `Outputs`.
-struct Memory {
-  explicit Memory(nb::handle tuple)
-      : tokens(contiguous(field<Shorts>(tuple, 0))),
-        order(contiguous(field<Shorts>(tuple, 1))),
-        blocks(field<Ints>(tuple, 2)),
-        sorted_blocks(field<Ints>(tuple, 3)) {}
-  Shorts tokens, order;
-  Ints blocks, sorted_blocks;
-};
 
 // Places where a match ends, and how many tokens match there; longest first.
 struct Occurrences {
@@ -43,29 +20,8 @@ struct Occurrences {
     places.push_back(static_cast<int32_t>(place));
     lengths.push_back(static_cast<int32_t>(length));
   }
+  int64_t longest() const { return lengths.empty() ? 0 : lengths[0]; }
 };
-
-// A drafted tree: [M, 2] tokens and their parents, and [M] the share of each; `score` is the sum of
-// its path probabilities.
-struct Grown {
-  std::vector<int32_t> nodes;
-  std::vector<double> shares;
-  double score = 0.0;
-};
-
-// A draft of which only the entries are read; they stand in an array of Python's or in a `Grown`.
-struct Draft {
-  const int32_t* nodes;
-  const double* shares;
-  int64_t count;
-
-  int32_t token(int64_t node) const { return nodes[2 * node]; }
-  int32_t parent(int64_t node) const { return nodes[2 * node + 1]; }
-};
-
-Draft draft_of(const Grown& grown) {
-  return {grown.nodes.data(), grown.shares.data(), static_cast<int64_t>(grown.shares.size())};
-}
 
 // The first `limits.places` by falling length; equals stay in their order.
 Occurrences longest_first(const Occurrences& found, const Limits& limits) {
@@ -129,7 +85,7 @@ Comparison compare(const int32_t* tokens, int64_t start, int64_t place, const in
   return {count, 0};
 }
 
-Occurrences in_memory(const Memory& memory, const int32_t* text, int64_t end,
+Occurrences in_memory(const Outputs& memory, const int32_t* text, int64_t end,
                       const Limits& limits) {
   const int32_t *tokens = memory.tokens.data, *order = memory.order.data;
   const int64_t most = limits.longest;
@@ -262,13 +218,20 @@ void improve(Grown& best, const int32_t* tokens, int64_t size, const Occurrences
   }
 }
 
-Grown draft_after(const int32_t* text, int64_t end, const Memory& memory, const Limits& limits) {
+}  // namespace
+
+Grown draft_after(const int32_t* text, int64_t end, const Outputs& memory, const Limits& limits) {
   Grown best;
-  improve(best, text, end, in_text(text, end, limits), limits);
-  improve(best, memory.tokens.data, memory.tokens.shape[0], in_memory(memory, text, end, limits),
-          limits);
+  const Occurrences here = in_text(text, end, limits),
+                    earlier = in_memory(memory, text, end, limits);
+  improve(best, text, end, here, limits);
+  improve(best, memory.tokens.data, memory.tokens.shape[0], earlier, limits);
+  best.matched_here = here.longest();
+  best.matched_earlier = earlier.longest();
   return best;
 }
+
+namespace {
 
 nb::tuple draft_tuple(const Grown& grown) {
   const int64_t count = static_cast<int64_t>(grown.shares.size());
@@ -279,7 +242,7 @@ nb::tuple draft_tuple(const Grown& grown) {
 
 nb::tuple suffix_draft(const Array<int32_t, 1>& text, int64_t end, nb::handle outputs,
                        nb::handle given_limits) {
-  const Memory memory(outputs);
+  const Outputs memory(outputs);
   const Limits limits(given_limits);
   Grown grown;
   {
@@ -294,7 +257,7 @@ constexpr int64_t PATH_TOKENS = 64;
 
 nb::list suffix_root_texts(nb::list texts, nb::list roots, nb::handle outputs,
                            nb::handle given_limits) {
-  const Memory memory(outputs);
+  const Outputs memory(outputs);
   const Limits limits(given_limits);
   nb::list found;
   for (size_t i = 0; i < texts.size(); i++) {
@@ -337,7 +300,7 @@ struct Forest {
     Reals shares;
   };
   Ints parents, tokens;
-  Memory memory;
+  Outputs memory;
   Limits limits;
   std::vector<Row> rows;
   Grown other;  // the draft after a node that is not in the draft after the root
