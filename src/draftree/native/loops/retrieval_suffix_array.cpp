@@ -96,8 +96,8 @@ FoundSuffix find_suffix(const WholeNumbers& tokens, const WholeNumbers& suffixes
       }
     }
     if (const int64_t n = found.length)
-      found.high = std::max(found.low + 1,
-                            first_suffix(reader, tokens.count, suffixes, end - n, n, true));
+      found.high =
+          std::max(found.low + 1, first_suffix(reader, tokens.count, suffixes, end - n, n, true));
   });
   return found;
 }
