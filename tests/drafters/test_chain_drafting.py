@@ -14,8 +14,8 @@ from draftree.drafters.retrieval.chain_drafting import (
     NO_CANDIDATE,
     SUFFIX,
     ChainDraft,
+    ChainPrices,
     IndexedCorpus,
-    Prices,
     draft_chains,
     find_successor,
     learn_chains,
@@ -44,7 +44,7 @@ def drafted(
     longest: int = 8,
 ) -> list[ChainDraft]:
     rows = len(texts)
-    prices = Prices(np.array(seconds, np.float64), 1.0, np.full(rows, longest))
+    prices = ChainPrices(np.array(seconds, np.float64), 1.0, np.full(rows, longest))
     return draft_chains(
         [np.array(text) for text in texts],
         np.zeros(rows),
@@ -78,7 +78,7 @@ def test_the_native_loops_return_the_bits_of_python(documents: int) -> None:
     kinds = set()
     for _ in range(10):
         seconds = np.cumsum(random.random(1 + 20) * 0.1)
-        prices = Prices(seconds, 2.0, random.integers(0, 9, len(texts)))
+        prices = ChainPrices(seconds, 2.0, random.integers(0, 9, len(texts)))
         asked = texts, recent - 0.5, weights, memory, LIMITS, corpus, prices
         found, wanted = draft_chains(*asked), REFERENCES["draft_chains"](*asked)
         for ours, theirs in zip(found, wanted, strict=True):

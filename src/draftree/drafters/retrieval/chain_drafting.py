@@ -51,7 +51,7 @@ INITIAL_WEIGHTS = np.array(
     ]
 )
 """Weights of the regressions of each kind before anything is learnt."""
-MIN_DISTANCE = 1e-3
+MIN_SHARE_MARGIN = 1e-3
 """Shares are clipped to this distance from 0 and 1."""
 NEUTRAL_MATCH = 1.0
 """Log of the length of a match, plus one token, for which the feature is 0."""
@@ -97,7 +97,7 @@ class IndexedCorpus(NamedTuple):
         return cls(empty, empty, 0, 1)
 
 
-class Prices(NamedTuple):
+class ChainPrices(NamedTuple):
     """The cost of verification and the bounds of the chains.
 
     Attributes:
@@ -120,8 +120,8 @@ They are [C] the drafted tokens; [D, 2] the kinds of the candidates after each t
 
 
 def odds(share: float) -> float:
-    """Return the log-odds of a share, which is clipped to `MIN_DISTANCE` from 0 and 1."""
-    p = min(max(share, MIN_DISTANCE), 1 - MIN_DISTANCE)
+    """Return the log-odds of a share, which is clipped to `MIN_SHARE_MARGIN` from 0 and 1."""
+    p = min(max(share, MIN_SHARE_MARGIN), 1 - MIN_SHARE_MARGIN)
     return log(p) - log(1 - p)
 
 
@@ -246,7 +246,7 @@ def draft_chains(
     memory: Outputs,
     limits: Limits,
     corpus: IndexedCorpus,
-    prices: Prices,
+    prices: ChainPrices,
 ) -> list[ChainDraft]:
     """Draft a chain for each request of a batch.
 

@@ -18,14 +18,14 @@ from draftree.drafters.retrieval.chain_drafting import (
     FEATURES,
     INITIAL_WEIGHTS,
     ChainDraft,
+    ChainPrices,
     IndexedCorpus,
-    Prices,
     draft_chains,
     learn_chains,
 )
 from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
 from draftree.drafters.suffix import Suffix
-from draftree.integrations.vllm.chains import Figures
+from draftree.integrations.vllm.chains import NO_TOKENS, Figures
 from draftree.integrations.vllm.requests import RequestStep, Slots
 from draftree.policies.yield_ import PRIOR_PASSES, RATE_DECAY
 from draftree.tree import Floats, Ints
@@ -40,7 +40,7 @@ ALL_TIMED, TIMING_INTERVAL = 64, 4
 
 Costs change slowly, and learning them takes as long as drafting.
 """
-NO_TOKENS, NO_PAIRS = np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
+NO_PAIRS = np.zeros((0, 2), np.int64)
 NO_DRAFT: ChainDraft = NO_TOKENS, NO_PAIRS, NO_PAIRS, np.zeros((0, 2, FEATURES))
 """The chain of a request for which nothing was drafted yet."""
 
@@ -215,7 +215,7 @@ class TextChains:
         recent = np.array([each.recent for each in requests]) - INITIAL_HIT_MEAN
         longest = np.array([self.context - 1 - len(text) for text in texts]).clip(0, self.longest)
         gain = max((self._gained + PRIOR_PASSES) / (self._spent + PRIOR_PASSES), 1.0)
-        prices = Prices(seconds, gain * count / float(seconds[0]), longest)
+        prices = ChainPrices(seconds, gain * count / float(seconds[0]), longest)
         start = time.perf_counter()
         drafts = draft_chains(
             texts, recent, self._weights, self.outputs, LIMITS, self.corpus, prices
