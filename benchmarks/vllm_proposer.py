@@ -6,8 +6,8 @@
 The model's folder is one that transformers saved; `--export` is a drafter that `draftree export
 --format speculators` wrote for it. `--answers` is a file of JSON lines with answers that the model
 has written earlier (`ids`), such as `recipes/smollm2_journal.jsonl.gz`. The way "ours" searches a
-datastore of them, and "texts" is the proposer without it. ENV is an environment with vLLM and draftree (`make
-build/engines/ready`). A suite is a file of JSON lines with `prompt`; each round takes other prompts
+datastore of them, and "texts" is the proposer without it. ENV is an environment with vLLM and
+draftree (`make build/engines/ready`). A suite is a file of JSON lines with `prompt`; each round takes other prompts
 of it. Every way runs in a process of its own, which stays loaded and waits while another is timed.
 Finished rounds are kept in the result, and an interrupted run continues.
 """
@@ -203,6 +203,8 @@ def main() -> int:
     done: list[dict[str, Any]] = []
     if asked.out and asked.out.exists():
         done = json.loads(asked.out.read_text())["rounds"]
+    if asked.answers and not asked.answers.is_file():
+        parser.error(f"answers file '{asked.answers}' does not exist")
     tokenizer: Any = AutoTokenizer.from_pretrained(asked.model)
     try:
         texts = prompts(asked.suite, tokenizer, asked.rounds * asked.texts * len(BATCHES))

@@ -91,6 +91,13 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [random.integers(0, VOCAB, random.integers(2, 9)).tolist() * 2 for _ in range(count)]
 
 
+def preempt_or_abort_sometimes(batch: Batch, random: np.random.Generator) -> None:
+    """Preempt or abort a running request in one of ten calls."""
+    if batch.running and random.random() < 0.1:
+        some: Request = batch.running[int(random.integers(len(batch.running)))]
+        (batch.preempt if random.random() < 0.7 else batch.abort)(some)
+
+
 @pytest.fixture(autouse=True)
 def vllm_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.0"))
@@ -142,9 +149,7 @@ def test_the_proposers_own_chains_follow_their_requests(cut: int) -> None:
         assert set(running) <= set(texts)
         assert [tuple(text.tolist()) for text in found.slots.texts if text is not None] == texts
         assert all(each.begun < len(each.text) for each in found._requests)
-        if batch.running and random.random() < 0.1:
-            some: Request = batch.running[int(random.integers(len(batch.running)))]
-            (batch.preempt if random.random() < 0.7 else batch.abort)(some)
+        preempt_or_abort_sometimes(batch, random)
     assert not batch.running
     assert found.figures.resumed == 0
     assert found.figures.accepted == sum(r.accepted for r in requests) > 100
@@ -168,9 +173,7 @@ def test_the_drafter_has_read_just_the_text(cut: int) -> None:
         assert len(found.slots.live) == sum(not r.unread for r in batch.running) + _finished(
             batch, found
         )
-        if batch.running and random.random() < 0.1:
-            some: Request = batch.running[int(random.integers(len(batch.running)))]
-            (batch.preempt if random.random() < 0.7 else batch.abort)(some)
+        preempt_or_abort_sometimes(batch, random)
     assert not batch.running
     assert found.figures.resumed == 0
 
@@ -228,7 +231,7 @@ def test_acceptance_is_learnt() -> None:
 
 
 def test_the_acceptance_of_own_chains_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without learning, more tokens are drafted in vain, because matches repeat and go on otherwise."""
+    """Without learning, more tokens are drafted in vain, because matches continue otherwise."""
 
     def in_vain() -> int:
         found = text_chains(costs=Costs({1: 1e-5}, {1: 1.0, 16: 4.0}))

@@ -58,6 +58,11 @@ class Suffix(Method):
     memory: int = knob(1_000_000, least=24, most=2**31 - 1)
     places: int = knob(256, least=1)
 
+    @property
+    def limits(self) -> Limits:
+        """Return the bounds of patterns and drafts."""
+        return Limits(self.longest, self.length, float(self.factor), float(self.least), self.places)
+
     @override
     def open(self, target: Target) -> "SuffixDrafter":
         return SuffixDrafter(self)
@@ -95,9 +100,7 @@ class SuffixDrafter(Drafter[SuffixState]):
 
     def __init__(self, knobs: Suffix) -> None:
         self.knobs = knobs
-        self._limits = Limits(
-            knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places
-        )
+        self._limits = knobs.limits
 
     @override
     def start(

@@ -151,7 +151,8 @@ def find_successor(text: Ints, corpus: IndexedCorpus) -> tuple[int, float, int]:
     longest = min(longest, len(text))
     length, low, high = search(tokens, suffixes, text[len(text) - longest :], longest, shortest)
     read = min(high - low, SAMPLE)
-    best, most, run, before = -1, 0, 0, -1  # equal tokens stand side by side
+    best = before = -1
+    most = run = 0  # equal tokens stand side by side
     for i in range(read):
         place = int(suffixes[low + i * (high - low) // read]) + length
         if not 0 <= place < len(tokens):  # in a broken file

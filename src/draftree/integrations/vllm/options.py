@@ -29,7 +29,7 @@ class ProposerOptions(Part):
     By default, chains are drafted from suffix matches and a corpus with one native call per step.
 
     Attributes:
-        datastore: folder of a datastore for `rest`, in which contexts are searched for as well; None
+        datastore: folder of a datastore for `rest`, in which contexts are searched for, too; None
             to draft from the texts of the requests alone.
         drafter: spec of a drafter to use instead. It may be any that reads only text: suffix, pld,
             rest, aded, or several joined by `+`.

@@ -23,7 +23,7 @@ from draftree.drafters.retrieval.chain_drafting import (
     draft_chains,
     learn_chains,
 )
-from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
+from draftree.drafters.retrieval.suffix_tree import Outputs
 from draftree.drafters.suffix import Suffix
 from draftree.integrations.vllm.chains import NO_TOKENS, Figures
 from draftree.integrations.vllm.requests import RequestStep, Slots
@@ -34,9 +34,10 @@ MATCHES = Suffix(factor=1.0)
 """Options of the suffix matches. One token is drafted for each token of a match, as in
 SuffixDecoding; then the chain is matched again.
 """
-LIMITS = Limits(MATCHES.longest, MATCHES.length, MATCHES.factor, MATCHES.least, MATCHES.places)
 ALL_TIMED, TIMING_INTERVAL = 64, 4
-"""Number of first steps with so many requests that are all timed; later one in `TIMING_INTERVAL` is.
+"""Number of first steps of each batch size that are all timed.
+
+Of later steps, one in `TIMING_INTERVAL` is timed.
 
 Costs change slowly, and learning them takes as long as drafting.
 """
@@ -123,7 +124,8 @@ class TextChains:
                 the verification.
         """
         began = time.perf_counter()
-        before, slots = self._requests, self.slots.match(rows)
+        before = self._requests
+        slots = self.slots.match(rows)
         found = [
             None if slot is None else before[slot] if _continues(before[slot], row) else None
             for slot, row in zip(slots, rows, strict=True)
@@ -218,7 +220,7 @@ class TextChains:
         prices = ChainPrices(seconds, gain * count / float(seconds[0]), longest)
         start = time.perf_counter()
         drafts = draft_chains(
-            texts, recent, self._weights, self.outputs, LIMITS, self.corpus, prices
+            texts, recent, self._weights, self.outputs, MATCHES.limits, self.corpus, prices
         )
         search = time.perf_counter() - start
         for each, draft in zip(requests, drafts, strict=True):
@@ -236,6 +238,6 @@ class TextChains:
 
 
 def _continues(request: DraftedRequest, row: RequestStep) -> bool:
-    """Return whether a text goes on with tokens of the request's chain and one more token."""
+    """Return whether a text continues with tokens of the request's chain and one more token."""
     accepted = row.text[len(row.text) - row.new : -1]  # the last one is the target's own
     return bool(np.array_equal(request.draft[0][: len(accepted)], accepted))

@@ -12,7 +12,7 @@ namespace draftree {
 namespace {
 
 constexpr int64_t FEATURES = 7, KINDS = 3, BOTH = 2, SAMPLE = 32;
-constexpr double MIN_DISTANCE = 1e-3, NEUTRAL_MATCH = 1.0, PRIOR_HITS = 0.3, PRIOR_COUNT = 1.0,
+constexpr double MIN_SHARE_MARGIN = 1e-3, NEUTRAL_MATCH = 1.0, PRIOR_HITS = 0.3, PRIOR_COUNT = 1.0,
                  MIN_VALUE = 0.02;
 
 // A corpus and the contexts that are searched for: `IndexedCorpus`.
@@ -40,7 +40,7 @@ struct Candidate {
 };
 
 double odds(double share) {
-  const double p = smaller(larger(share, MIN_DISTANCE), 1 - MIN_DISTANCE);
+  const double p = smaller(larger(share, MIN_SHARE_MARGIN), 1 - MIN_SHARE_MARGIN);
   return log_of(p) - log_of(1 - p);
 }
 
