@@ -354,6 +354,59 @@ def test_a_row_has_the_same_bits_in_a_batch(dtype: torch.dtype) -> None:
                 assert torch.equal(mine[0, :, : len(text)], theirs[row, :, : len(text)])
 
 
+def random_tree(draw: np.random.Generator, count: int, share: float) -> Any:
+    """Return the parents of a random tree, in which a share of the nodes continue the node before."""
+    parents = [-1]
+    for node in range(1, count):
+        parents.append(node - 1 if node < 3 or draw.random() < share else int(draw.integers(node)))
+    return np.array(parents)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["llama", "a window", "wide heads"])
+@pytest.mark.parametrize("length", [0, 1, 17, 29, 31, 32, 33, 62, 90])
+def test_a_path_of_a_tree_has_the_bits_of_plain_text(
+    length: int, kind: str, dtype: torch.dtype, variant: str
+) -> None:
+    """The paths end in the same block of 32 slots as the text, in the next one and in the one after it."""
+    decoder, draw = both(kind, dtype)[1], np.random.default_rng(length)
+    text, ids = draw.integers(0, 71, length), draw.integers(0, 71, 60)
+
+    def after_text() -> SlotCache:
+        cache = decoder.new_cache(1, 200)
+        if length:
+            decoder.forward(ForwardBatch.chains([text], cache.lengths.copy(), cpu), cache)
+            cache.keep(0, np.arange(length))
+        return cache
+
+    cpu = decoder.device
+    for share in (0.3, 0.9):
+        parents = random_tree(draw, len(ids), share)
+        seen = np.eye(len(ids), dtype=np.bool_)
+        for node in range(1, len(ids)):
+            seen[node] |= seen[parents[node]]
+        depths = seen.sum(axis=1) - 1
+        cache = after_text()
+        starts, counts = cache.lengths.copy(), np.array([len(ids)])
+        batch = ForwardBatch.forest(ids, length + depths, counts, starts, seen.reshape(-1), cpu)
+        logits = decoder.forward(batch, cache).logits
+        for leaf in (*np.argsort(depths)[[-1, -2, len(ids) // 2]], len(ids) - 1):
+            path = np.flatnonzero(seen[leaf])
+            plain = after_text()
+            for parts in np.array_split(path, min(3, len(path))):
+                chain = ForwardBatch.chains([ids[parts]], plain.lengths.copy(), cpu)
+                assert torch.equal(decoder.forward(chain, plain).logits, logits[parts])
+                plain.keep(0, plain.lengths[0] + np.arange(len(parts)))
+        cache.keep(0, length + path)
+        after = [
+            ForwardBatch.chains([ids[:1]], each.lengths.copy(), cpu) for each in (cache, plain)
+        ]
+        found, wanted = (
+            decoder.forward(each, of).logits for each, of in zip(after, (cache, plain), strict=True)
+        )
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [[], [6], [0, 2, 9], list(range(10))])
 @pytest.mark.parametrize("entries", [(1,), (1, 2)])

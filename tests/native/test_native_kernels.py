@@ -194,7 +194,7 @@ def test_attention_with_every_tail(variant: str, dtype: torch.dtype, cap: float)
     Where values are multiplied as pairs of bfloat16, weights are rounded to it, too.
     """
     half = torch.finfo(dtype).eps / 2
-    rounded = half if variant == "avx512_bf16" and dtype is torch.bfloat16 else 0.0
+    rounded = half if variant in ("avx512_bf16", "amx") and dtype is torch.bfloat16 else 0.0
     for slots, dim, wide, typed in (
         (1, 1, 1, True),
         (17, 3, 31, False),

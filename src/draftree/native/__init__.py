@@ -33,7 +33,7 @@ VARIABLE = "DRAFTREE_NATIVE"
 OFF = "off"
 GENERIC = "generic"
 """The variant for any processor, which may be slower than PyTorch's kernels."""
-VARIANTS = (GENERIC, "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+VARIANTS = (GENERIC, "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 """All variants of the native kernels, by instruction set."""
 
 ABSENCE_REMARK = (

@@ -11,7 +11,7 @@ struct RoundedRows {
   static constexpr int VECTORS = 1;
   static constexpr int panels(int m) { return m == 1 ? 4 : m == 2 ? 2 : 1; }
 #endif
-  static constexpr int COLUMNS = VECTORS * LANES, STEP = GROUP;
+  static constexpr int COLUMNS = VECTORS * LANES, STEP = GROUP, TOKENS = MAX_TOKENS;
 
   struct Scale {
     float step;       // of the activations

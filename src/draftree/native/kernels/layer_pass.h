@@ -8,7 +8,11 @@ struct Native {
 };
 template <>
 struct Native<BFloat16> {
+#if defined(DRAFTREE_AMX)
+  using G = MatrixPairs;
+#else
   using G = Pairs;
+#endif
 };
 
 // Cut memory into aligned parts.
@@ -121,11 +125,12 @@ struct Buffers {
       each = reinterpret_cast<T*>(arena.take(tokens * s.hidden * static_cast<int64_t>(sizeof(T))));
     head_ready = rows(tokens, pass.head.type == INT8 ? Int8::row_bytes(s.hidden)
                                                      : Native<D>::G::row_bytes(s.hidden));
-    sums_bytes = 4 * MAX_TOKENS * (s.head_dim > 4 * 32 ? s.head_dim : 4 * 32);
+    constexpr int TOKENS = G::TOKENS > Native<D>::G::TOKENS ? G::TOKENS : Native<D>::G::TOKENS;
+    sums_bytes = 4 * TOKENS * (s.head_dim > 4 * 32 ? s.head_dim : 4 * 32);
     row_bytes = round_up(4 * (widest > wide ? widest : wide), 64);
     const int64_t stride = ready.stride > head_ready.stride ? ready.stride : head_ready.stride;
     own_rows_bytes = round_up((tokens < OWN_TOKENS ? tokens : OWN_TOKENS) * stride, 64);
-    own_bytes = round_up(sums_bytes + row_bytes + own_rows_bytes + attention_bytes(pass), 128);
+    own_bytes = round_up(sums_bytes + row_bytes + own_rows_bytes + attention_bytes<D>(pass), 128);
     table = reinterpret_cast<Sequence*>(
         arena.take((pass.sequences + 1) * static_cast<int64_t>(sizeof(Sequence))));
     owner = reinterpret_cast<int32_t*>(arena.take(tokens * 4));
@@ -259,19 +264,24 @@ class Member {
           a.keys = keys + r * pass_.key_strides[0], a.values = values + r * pass_.value_strides[0];
           a.mask = static_cast<const T*>(pass_.mask) + its.mask,
           a.mask_strides[2] = its.mask_stride;
-          const AttentionScratch own(attention_, a.slots, dim, dim);
           const int64_t first = (its.first * a.groups + group * a.tokens) * a.heads + begin;
-          attend_rows<D>(a, 0, group, begin, end,
-                         {buffers_.queries.at(first), buffers_.queries.stride}, own,
-                         [&](int64_t row, float* out) {
-                           const int64_t token = its.first + row / a.heads,
-                                         head = group * a.heads + row % a.heads,
-                                         at = selects ? buffers_.place[token] : token;
-                           if (at < 0) return;
-                           for (int64_t e = 0; e < dim; e += LANES)
-                             store(out + e, D::round(load(out + e)));
-                           G::put(buffers_.attended.at(at), head * dim, out, dim, wide);
-                         });
+          const Rows queries{buffers_.queries.at(first), buffers_.queries.stride};
+          auto emit = [&](int64_t row, float* out) {
+            const int64_t token = its.first + row / a.heads, head = group * a.heads + row % a.heads,
+                          at = selects ? buffers_.place[token] : token;
+            if (at < 0) return;
+            for (int64_t e = 0; e < dim; e += LANES) store(out + e, D::round(load(out + e)));
+            G::put(buffers_.attended.at(at), head * dim, out, dim, wide);
+          };
+#if defined(DRAFTREE_AMX)
+          if constexpr (BY_MATRIX_UNIT<D>) {
+            const MatrixScratch own(attention_, a.slots, dim);
+            MatrixRows(a, group, begin, end - begin, its.start, queries, own).compute(emit);
+            return;
+          }
+#endif
+          const AttentionScratch own(attention_, a.slots, dim, dim);
+          attend_rows<D>(a, 0, group, begin, end, queries, own, emit);
         });
     if (selects) tokens_ = pass_.selected_count;
     meet();

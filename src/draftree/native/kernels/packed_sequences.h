@@ -31,12 +31,19 @@ inline void write_places(const Pass& pass, int32_t* place) {
 }
 
 // Return the memory that attention over any of the sequences takes.
-inline int64_t attention_bytes(const Pass& pass) {
+template <class D>
+int64_t attention_bytes(const Pass& pass) {
   const int64_t dim = pass.shape.head_dim;
-  if (pass.table == nullptr) return AttentionScratch(nullptr, pass.slots, dim, dim).bytes;
+  auto bytes_of = [&](int64_t slots) {
+#if defined(DRAFTREE_AMX)
+    if (BY_MATRIX_UNIT<D>) return MatrixScratch(nullptr, slots, dim).bytes;
+#endif
+    return AttentionScratch(nullptr, slots, dim, dim).bytes;
+  };
+  if (pass.table == nullptr) return bytes_of(pass.slots);
   int64_t most = 0;
   for (int64_t r = 0; r < pass.sequences; r++) {
-    const int64_t bytes = AttentionScratch(nullptr, pass.table[r].slots, dim, dim).bytes;
+    const int64_t bytes = bytes_of(pass.table[r].slots);
     most = most < bytes ? bytes : most;
   }
   return most;

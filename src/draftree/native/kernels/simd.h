@@ -6,6 +6,9 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #define DRAFTREE_AVX512
+#if defined(__AMX_BF16__)
+#define DRAFTREE_AMX
+#endif
 constexpr int LANES = 16;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define DRAFTREE_AVX2

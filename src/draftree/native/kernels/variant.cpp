@@ -1,5 +1,7 @@
 // The kernels for one instruction set: this file is compiled once for each, with DRAFTREE_VARIANT
 // its name.
+#include <type_traits>
+
 #include "kernels.h"
 #include "team.h"
 
@@ -18,6 +20,7 @@ namespace {  // no function may be shared between instruction sets
 #include "integer_gemm.h"
 #include "attention_products.h"
 #include "attention.h"
+#include "matrix_attention.h"
 #include "packed_sequences.h"
 #include "layer_pass.h"
 
@@ -59,7 +62,7 @@ int64_t packed_bytes(int32_t type, int64_t outputs, int64_t inputs) {
     case INT8:
       return panels_of<Int8>(outputs) * panel_bytes<Int8>(inputs);
     case BFLOAT16:
-      return panels_of<Pairs>(outputs) * panel_bytes<Pairs>(inputs);
+      return panels_of<Native<BFloat16>::G>(outputs) * panel_bytes<Native<BFloat16>::G>(inputs);
     case FLOAT16:
       return panels_of<Singles<Float16>>(outputs) * panel_bytes<Singles<Float16>>(inputs);
     default:
@@ -96,7 +99,7 @@ void pack_int8(int32_t type, const void* weight, int64_t outputs, int64_t inputs
 template <class D, class G>
 void run_linear(const Linear& layer, const void* input, int64_t tokens, void* output, int threads) {
   const int64_t stride = G::row_bytes(layer.inputs),
-                own = round_up(4 * layer.inputs, 64) + 4 * MAX_TOKENS * 128;
+                own = round_up(4 * layer.inputs, 64) + 4 * G::TOKENS * 128;
   struct Context {
     const Linear& layer;
     const typename D::T* input;
