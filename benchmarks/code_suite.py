@@ -14,6 +14,7 @@ import json
 import shutil
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -54,20 +55,24 @@ def heads(path: Path) -> Iterator[str]:
             yield "".join(lines[max(0, begin - BEFORE) : begin])
 
 
+def drawn_heads(count: int) -> Iterator[tuple[Path, str]]:
+    """Yield files in an order that follows from their names, each with its first long function's head."""
+    by_hash = lambda path: hashlib.sha256(str(path.relative_to(LIBRARY)).encode()).hexdigest()
+    found = ((path, next(heads(path), None)) for path in sorted(sources(), key=by_hash))
+    yield from islice(((path, head) for path, head in found if head is not None), count)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompts", type=int, default=40)
     args = parser.parse_args()
-    suite, held_out = [], set[Path]()
-    by_hash = lambda path: hashlib.sha256(str(path.relative_to(LIBRARY)).encode()).hexdigest()
-    for path in sorted(sources(), key=by_hash):
-        found = next(heads(path), None)
-        if found is not None and len(suite) < args.prompts:
-            suite.append(
-                {"prompt": found, "category": "stdlib", "file": str(path.relative_to(LIBRARY))}
-            )
-            held_out.add(path)
+    drawn = list(drawn_heads(args.prompts))
+    held_out = {path for path, _ in drawn}
+    suite = [
+        {"prompt": head, "category": "stdlib", "file": str(path.relative_to(LIBRARY))}
+        for path, head in drawn
+    ]
     corpus = args.out / "corpus"
     shutil.rmtree(corpus, ignore_errors=True)  # of a run with other prompts
     for path in sources():

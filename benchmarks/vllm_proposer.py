@@ -1,14 +1,14 @@
 """Compare vLLM's own drafts, an exported drafter and draftree's proposer inside vLLM, in turns.
 
     python benchmarks/vllm_proposer.py --model FOLDER --vllm ENV/bin/python --suite NAME=FILE …
-        [--answers FILE] [--export FOLDER] [--rounds 5] [--out FILE]
+        [--answers FILE] [--export FOLDER] [--dtype float32] [--rounds 5] [--out FILE]
 
 The model's folder is one that transformers saved; `--export` is a drafter that `draftree export
 --format speculators` wrote for it. `--answers` is a file of JSON lines with answers that the model
 has written earlier (`ids`), such as `recipes/smollm2_journal.jsonl.gz`. The way "ours" searches a
 datastore of them, and "texts" is the proposer without it. ENV is an environment with vLLM and
-draftree (`make build/engines/ready`). A suite is a file of JSON lines with `prompt`; each round takes other prompts
-of it. Every way runs in a process of its own, which stays loaded and waits while another is timed.
+draftree (`make build/engines/ready`). A suite is a file of JSON lines with `prompt`, as
+`vllm_suites.py` writes them; each round takes other prompts of it. Every way runs in a process of its own, which stays loaded and waits while another is timed.
 Finished rounds are kept in the result, and an interrupted run continues.
 """
 
@@ -48,7 +48,6 @@ OURS = {
 }
 RIVALS = ("ngram", "suffix")
 COMMON = {
-    "dtype": "float32",
     "enforce_eager": True,
     "max_model_len": 2048,
     "max_num_seqs": max(BATCHES),
@@ -195,6 +194,7 @@ def main() -> int:
     parser.add_argument("--export", type=Path, help="an exported eagle3")
     known = tuple(ways(Path(), Path()))
     parser.add_argument("--way", action="append", choices=known, help="only these ways")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--texts", type=int, default=4, help="per suite, batch and round")
@@ -210,10 +210,11 @@ def main() -> int:
         texts = prompts(asked.suite, tokenizer, asked.rounds * asked.texts * len(BATCHES))
     except UserError as error:
         parser.error(str(error))
+    common = {"dtype": asked.dtype, **COMMON}
     about = {
         "machine": machine(torch.device("cpu")),
         "versions": versions(asked.vllm),
-        "vllm.LLM": COMMON,
+        "vllm.LLM": common,
         "tokens": asked.tokens,
         "texts": asked.texts,
         "answers": asked.answers.name if asked.answers else None,
@@ -225,7 +226,7 @@ def main() -> int:
         workers = {
             name: VllmWorker(
                 asked.vllm,
-                {"model": str(asked.model), **COMMON, **own},
+                {"model": str(asked.model), **common, **own},
                 {**SETTINGS, "DRAFTREE_CACHE": cache},
             )
             for name, own in ways(asked.export, datastore).items()
