@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from architectures import CROSSING, MIXED, WINDOW
 from draftree import Request, Target, native
 from draftree.cli.app import main
-from draftree.drafters.neural.native_drafter_layers import accelerate, layer_kinds
+from draftree.drafters.neural.native_drafter_layers import accelerate, layer_kinds, native_layer
 from draftree.engine import generate_plain, load
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
@@ -695,9 +695,21 @@ def test_a_pass_of_eagle3_differs_from_its_modules_by_rounding(eagle3: Any) -> N
     assert agrees(eagle3.midlayer, ours)
     out = pair_pass(eagle3, eagle3)
     eagle3.midlayer.native = None
-    assert differs_by_rounding(out, pair_pass(eagle3, eagle3), torch.zeros_like(out))
+    wanted, units = pair_pass(eagle3, eagle3), 1 / 127 if ours.eight_bits else 0.0
+    assert differs_by_rounding(out, wanted, torch.zeros_like(out), units)
+    assert differs_by_rounding(out, wanted, torch.zeros_like(out)) is not ours.eight_bits
     exchange(ours, "input_norm", "feature_norm")
     assert not agrees(eagle3.midlayer, ours)
+
+
+def test_a_layer_that_eight_bits_change_keeps_its_own(demo: Target) -> None:
+    """One weight in each group is so large that eight bits leave nothing of the others."""
+    layer = build("drafter", "eagle").open(demo).model.layers[0].replaced_module
+    assert native_layer(layer).eight_bits is (native.variant() != native.GENERIC)
+    spoilt = copy.deepcopy(layer)
+    with torch.no_grad():
+        spoilt.mlp.down_proj.weight[:, ::32] = 100 * spoilt.mlp.down_proj.weight.abs().max()
+    assert not native_layer(spoilt).eight_bits
 
 
 def test_heads_of_drafters_have_eight_bits(demo: Target, eagle3: Any) -> None:

@@ -79,17 +79,20 @@ def median_distance(found: Tensor, wanted: Tensor) -> float:
     return float((each / wanted.float().flatten(1).norm(dim=1).clamp_min(1e-9)).median())
 
 
-def differs_by_rounding(found: Tensor, wanted: Tensor, before: Tensor) -> bool:
+def differs_by_rounding(
+    found: Tensor, wanted: Tensor, before: Tensor, weight_eps: float = 0.0
+) -> bool:
     """Return whether a layer's output differs from the model's own only by rounding.
 
     Args:
         found: [R, n, H] the output.
         wanted: [R, n, H] the output of the model's own layer.
         before: [R, n, H] the layer's input, in the layer's precision.
+        weight_eps: the relative precision of the weights, if it is less than the layer's.
     """
     apart = (found.float() - wanted.float()).norm() / (wanted - before).float().norm()
     allowed = (
-        MAX_LAYER_EPSILONS * torch.finfo(before.dtype).eps
+        MAX_LAYER_EPSILONS * max(weight_eps, torch.finfo(before.dtype).eps)
         + MAX_SUM_EPSILONS * torch.finfo(torch.float32).eps
     )
     return bool(apart < allowed)

@@ -218,13 +218,16 @@ class NativeLayer:
 
     Args:
         module: a layer for which `fits` returned True; its weights must not change.
+        eight_bits: whether weights that are not stored in 4 bits are rounded to eight bits.
 
     Attributes:
         sizes: the sizes of the layer.
         record: the layer in the form that the kernels read.
+        eight_bits: whether weights are rounded to eight bits.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, eight_bits: bool = False) -> None:
+        self.eight_bits = eight_bits
         attention, mlp = module.self_attn, module.mlp
         width, heads = int(attention.head_dim), attention.o_proj.in_features
         first, gates = first_linears(attention), first_linears(mlp)
@@ -285,6 +288,11 @@ class NativeLayer:
             packed, code = (
                 transformer_kernels.pack_int4(join_tensors("numbers"), join_tensors("scales", 1)),
                 transformer_kernels.INT4,
+            )
+        elif self.eight_bits:
+            packed, code = (
+                transformer_kernels.pack_int8(join_tensors("weight")),
+                transformer_kernels.INT8,
             )
         else:
             packed, code = (
@@ -447,4 +455,4 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     k, v = (x.new_empty(2, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
     given = Angles.in_order(turned, 2, n), KVView(k, v, None, n), mask
     found = run_layers([ours], x, *given, pairs=pairs)
-    return differs_by_rounding(found, wanted, x)
+    return differs_by_rounding(found, wanted, x, 1 / 127 if ours.eight_bits else 0.0)

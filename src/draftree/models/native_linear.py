@@ -25,6 +25,14 @@ def can_pack(weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
+def rounds_drafters() -> bool:
+    """Return whether weights of drafters are rounded to eight bits, which most variants read faster.
+
+    The target verifies all drafts, so their logits need not be exact.
+    """
+    return variant() != GENERIC
+
+
 @final
 class NativeLinear:
     """Multiply by a packed weight with native kernels.
@@ -58,11 +66,8 @@ class NativeLinear:
 
     @classmethod
     def for_drafts(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
-        """Return a product for the LM head of a drafter, in eight bits where that is faster.
-
-        The target verifies all drafts, so their logits need not be exact.
-        """
-        return cls(weight, bias, weight.shape[1] % INT8_GROUP == 0 and variant() != GENERIC)
+        """Return a product for the LM head of a drafter, in eight bits where that is faster."""
+        return cls(weight, bias, weight.shape[1] % INT8_GROUP == 0 and rounds_drafters())
 
     def with_rows(self, weight: Tensor, bias: Tensor | None) -> "NativeLinear":
         """Return a product with other weights [E′, K] that are rounded as these are."""

@@ -32,7 +32,7 @@ from draftree.models.native_layers import (
     fits,
     run_layers,
 )
-from draftree.models.native_linear import NativeLinear, can_pack
+from draftree.models.native_linear import NativeLinear, can_pack, rounds_drafters
 from draftree.models.packed_linear import KernelLinear, drop_pages, use_kernels
 
 
@@ -142,6 +142,20 @@ def layer_kinds(network: nn.Module) -> list[str]:
     return sorted(found | {type(m).__name__ for m in pairs})
 
 
+def native_layer(module: nn.Module) -> NativeLayer | None:
+    """Return a drafter's layer by native kernels, in eight bits if that is faster and near enough.
+
+    It is None if the kernels compute something else than the layer.
+    """
+    for eight_bits in (True, False) if rounds_drafters() else (False,):
+        native = NativeLayer(module, eight_bits)
+        agreed = agrees(module, native)
+        native.release()
+        if agreed:
+            return native
+    return None
+
+
 def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> None:
     """Replace the layers of a drafter's network by kernels, as was done for its target.
 
@@ -155,10 +169,8 @@ def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> Non
         for parent, name, child in [(None, "", network), *named_submodules(network)]:
             if child in inside or not fits(child):
                 continue
-            native = NativeLayer(child)
-            agreed = agrees(child, native)
-            native.release()
-            if not agreed:
+            native = native_layer(child)
+            if native is None:
                 continue
             inside |= set(child.modules())
             if isinstance(child, PairLayer):

@@ -150,7 +150,9 @@ void linear(const Linear& layer, int32_t dtype, const void* input, int64_t token
 void forward_pass(const Pass& pass, int threads) {
   with_dtype(pass.shape.dtype, [&](auto d) {
     using D = decltype(d);
-    if (pass.count > 0 && pass.layers[0]->qkv.type == INT4) return forward<D, Int4>(pass, threads);
+    const int32_t type = pass.count > 0 ? pass.layers[0]->qkv.type : D::TYPE;
+    if (type == INT4) return forward<D, Int4>(pass, threads);
+    if (type == INT8) return forward<D, Int8>(pass, threads);
     forward<D, typename Native<D>::G>(pass, threads);
   });
 }
