@@ -86,6 +86,7 @@ conformance: .venv/ready
 	$(BIN)/python -m draftree.testing --batches 1 3 8
 	$(BIN)/python -m draftree.testing --full --captured
 	$(BIN)/python -m draftree.testing --full --compiled
+	$(BIN)/python -m draftree.testing --full --compiled bfloat16
 	$(BIN)/pytest -m long tests/engine/test_exactness.py tests/models/test_hybrid_decoding.py tests/models/test_recurrent_states.py tests/training/test_training_scale.py
 
 soak: .venv/ready

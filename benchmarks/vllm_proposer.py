@@ -8,8 +8,9 @@ The model's folder is one that transformers saved; `--export` is a drafter that 
 has written earlier (`ids`), such as `recipes/smollm2_journal.jsonl.gz`. The way "ours" searches a
 datastore of them, and "texts" is the proposer without it. ENV is an environment with vLLM and
 draftree (`make build/engines/ready`). A suite is a file of JSON lines with `prompt`, as
-`vllm_suites.py` writes them; each round takes other prompts of it. Every way runs in a process of its own, which stays loaded and waits while another is timed.
-Finished rounds are kept in the result, and an interrupted run continues.
+`vllm_suites.py` writes them; each round takes other prompts of it. Every way runs in a process of
+its own, which stays loaded and waits while another is timed. Finished rounds are kept in the
+result, and an interrupted run continues.
 """
 
 import argparse

@@ -46,7 +46,11 @@ def main() -> int:
         "--captured", action="store_true", help="record passes of few sizes once, and repeat them"
     )
     parser.add_argument(
-        "--compiled", action="store_true", help="run layers by native kernels, in float32"
+        "--compiled",
+        nargs="?",
+        const="float32",
+        choices=("float32", "bfloat16"),
+        help="run layers by native kernels, by default in float32",
     )
     parser.add_argument("--device", default="cpu", help="device of the target; cpu by default")
     asked = vars(parser.parse_args())
@@ -68,8 +72,9 @@ def main() -> int:
     recording = Graphs() if device.type == "cuda" else Graphs(PassRecorder())
     target = tiny_target(
         capture=recording if asked["captured"] else EagerCapture(),
-        compiled=asked["compiled"],
+        compiled=asked["compiled"] is not None,
         device=device,
+        dtype=getattr(torch, asked["compiled"] or "float64"),
     )
     suite = Suite(target)
     failed = 0

@@ -38,6 +38,7 @@ def tiny_target(
     capture: Capture = EagerCapture(),
     compiled: bool = False,
     device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
 ) -> Target:
     """Return a Llama with random weights, 4 layers and a vocabulary of 61 tokens.
 
@@ -47,9 +48,10 @@ def tiny_target(
         context: number of positions.
         seed: seed of the weights.
         capture: object that runs its passes over trees, such as recording them.
-        compiled: whether the layers run native kernels with float32 weights; otherwise they run
-            torch with float64 weights.
+        compiled: whether the layers run native kernels; otherwise they run torch with float64
+            weights.
         device: device of the model.
+        dtype: dtype of the weights of compiled layers.
     """
     width = 32 if compiled else 8
     config = LlamaConfig(
@@ -70,7 +72,7 @@ def tiny_target(
         model: Any = LlamaForCausalLM(config).requires_grad_(False)
     if not compiled:
         return Target(Decoder(model.double().to(device), capture=capture), "tiny")
-    decoder = Decoder(model.to(device), capture=capture)
+    decoder = Decoder(model.to(device, dtype), capture=capture)
     choose_kernels(decoder, Loading(compile=True))
     return Target(decoder, "tiny")
 

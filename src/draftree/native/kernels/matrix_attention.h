@@ -95,8 +95,8 @@ class MatrixRows {
   // Compute all rows; emit(row, values) is given the unrounded result of each.
   template <class Emit>
   void compute(Emit&& emit) {
-    Unit<MatrixPairs> unit;
-    unit.prepare(static_cast<int>(count_ < TILE ? count_ : TILE));
+    TileState<MatrixPairs> state;
+    state.prepare(static_cast<int>(count_ < TILE ? count_ : TILE));
     score();
     for (int64_t t = 0; t < tokens_; t++) own_.gaps[t] = has_gaps(t);
     for (int64_t r = 0; r < count_; r++) {

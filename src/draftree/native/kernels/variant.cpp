@@ -16,6 +16,7 @@ namespace {  // no function may be shared between instruction sets
 
 #include "simd.h"
 #include "gemm.h"
+#include "matrix_gemm.h"
 #include "fused_ops.h"
 #include "integer_gemm.h"
 #include "attention_products.h"
