@@ -56,7 +56,7 @@ def heads(path: Path) -> Iterator[str]:
 
 
 def drawn_heads(count: int) -> Iterator[tuple[Path, str]]:
-    """Yield files in an order that follows from their names, each with its first long function's head."""
+    """Yield files, ordered by a hash of their names, each with its first long function's head."""
     by_hash = lambda path: hashlib.sha256(str(path.relative_to(LIBRARY)).encode()).hexdigest()
     found = ((path, next(heads(path), None)) for path in sorted(sources(), key=by_hash))
     yield from islice(((path, head) for path, head in found if head is not None), count)

@@ -257,6 +257,11 @@ class NativeLayer:
         )
 
     @property
+    def weight_eps(self) -> float:
+        """Return the relative precision of rounded weights; 0 if they are as precise as the layer."""
+        return 1 / 127 if self.eight_bits else 0.0
+
+    @property
     def bytes(self) -> int:
         """Return the size of the packed weights in bytes."""
         return sum(t.nbytes for t in self._held[1:] if t is not None)
@@ -455,4 +460,4 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     k, v = (x.new_empty(2, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
     given = Angles.in_order(turned, 2, n), KVView(k, v, None, n), mask
     found = run_layers([ours], x, *given, pairs=pairs)
-    return differs_by_rounding(found, wanted, x, 1 / 127 if ours.eight_bits else 0.0)
+    return differs_by_rounding(found, wanted, x, ours.weight_eps)

@@ -26,7 +26,7 @@ def can_pack(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def rounds_drafters() -> bool:
-    """Return whether weights of drafters are rounded to eight bits, which most variants read faster.
+    """Return whether weights of drafters are rounded to eight bits, as most variants are faster.
 
     The target verifies all drafts, so their logits need not be exact.
     """

@@ -169,15 +169,22 @@ ALWAYS_INLINE int64_t weight_at(int64_t j, int64_t m, int64_t ld) {
 }
 
 #if defined(DRAFTREE_AVX512) && defined(__AVX512BF16__)
+// Store sums of interleaved rows of values in the order of their columns: 0 … 3, 8 … 11, … are in
+// `low`, 4 … 7, … in `high`.
+inline void store_columns(float* to, V low, V high) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
+                second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  store(to, _mm512_permutex2var_ps(low, first, high));
+  store(to + LANES, _mm512_permutex2var_ps(low, second, high));
+}
+
 // As `add_values`, for pairs.
 template <bool OF_ROWS, int M>
 void add_pairs(const float* weights, int64_t ld_weights, const uint16_t* values, int64_t stride,
                int64_t slots, int64_t left, float* sums, int64_t ld) {
   // Interleaving two rows of values takes the columns in the order 0 … 3, 8 … 11, …, 4 … 7, …
   const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
-                second = _mm512_add_epi32(first, _mm512_set1_epi32(4)),
-                low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
-                high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+                second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
   const __mmask32 columns = left >= 2 * LANES ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
   __m512 total[M][2];
 #pragma GCC unroll 8
@@ -200,10 +207,7 @@ void add_pairs(const float* weights, int64_t ld_weights, const uint16_t* values,
     }
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < M; m++) {
-    store(sums + m * ld, _mm512_permutex2var_ps(total[m][0], low, total[m][1]));
-    store(sums + m * ld + LANES, _mm512_permutex2var_ps(total[m][0], high, total[m][1]));
-  }
+  for (int m = 0; m < M; m++) store_columns(sums + m * ld, total[m][0], total[m][1]);
 }
 #endif
 

@@ -111,13 +111,8 @@ class MatrixRows {
       float total = 0;
       for (int i = 0; i < LANES; i++) total += own_.totals[r * LANES + i];
       const V by = splat(total > 0 ? total : 1.0f);
-      const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23),
-                    high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-      for (int64_t e = 0; e < own_.dim; e += 2 * LANES) {
-        const V a = load(sums + e), b = load(sums + e + LANES);
-        store(sums + e, _mm512_permutex2var_ps(a, low, b) / by);
-        store(sums + e + LANES, _mm512_permutex2var_ps(a, high, b) / by);
-      }
+      for (int64_t e = 0; e < own_.dim; e += 2 * LANES)
+        store_columns(sums + e, load(sums + e) / by, load(sums + e + LANES) / by);
       emit(begin_ + r, sums);
     }
   }
@@ -204,13 +199,19 @@ class MatrixRows {
     }
   }
 
+  // Return a bit for each slot of the block of `start_`, or of a later one, that is older than the
+  // pass and keeps its place.
+  uint32_t unmoved(int64_t block) const {
+    const int64_t count = start_ - block * KEYS;
+    return count > 0 ? (uint32_t{1} << count) - 1 : 0;
+  }
+
   // Return whether a token does not see a slot of this pass, but a later one.
   bool has_gaps(int64_t token) const {
     const uint32_t* const seen = own_.seen + token * own_.blocks;
     bool hidden = false;
     for (int64_t b = start_ / KEYS; b < own_.blocks; b++) {
-      const uint32_t before = b * KEYS < start_ ? (uint32_t{1} << (start_ - b * KEYS)) - 1 : 0,
-                     bits = seen[b] | before;
+      const uint32_t before = unmoved(b), bits = seen[b] | before;
       if (hidden ? (seen[b] & ~before) != 0 : (bits & (bits + 1)) != 0) return true;
       hidden = hidden || ~bits != 0;
     }
@@ -299,8 +300,7 @@ class MatrixRows {
     int64_t count = 0;
     auto each_kept = [&](auto&& use) {
       for (int64_t b = from; b < own_.blocks; b++) {
-        const uint32_t before = b * KEYS < start_ ? (uint32_t{1} << (start_ - b * KEYS)) - 1 : 0;
-        const uint32_t keep = own_.seen[token * own_.blocks + b] | before;
+        const uint32_t keep = own_.seen[token * own_.blocks + b] | unmoved(b);
         for (int half = 0; half < 2; half++) {
           const auto bits = static_cast<__mmask16>(keep >> (half * LANES));
           use(b, half, bits);
