@@ -6,6 +6,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,6 +31,11 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
+DISCARD_SECONDS, DISCARD_BYTES = 2.0, 100_000_000
+"""Limits of what is read of the body of a refused request.
+
+A connection that is closed while data arrive is reset, and the client may lose the answer.
+"""
 ANYONE = "everyone"
 """Name of the owner for all clients if no API key is required."""
 
@@ -108,17 +114,25 @@ class Guard:
                     added[name] = value
             await send(message)
 
+        body = Body(receive, self._options.limits.body_bytes, self._options.limits.body_seconds)
+
+        async def refuse(message: Message) -> None:
+            if message["type"] == "http.response.body" and "expect" not in headers:
+                await answer({**message, "more_body": True})
+                await body.discard()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await answer(message)
+
         try:
             self._check(scope, headers)
             scope["state"]["owner"] = self._owner(scope, headers)
-            body = Body(receive, self._options.limits.body_bytes, self._options.limits.body_seconds)
             received = body.receive
             if scope["method"] in ("POST", "PUT", "PATCH"):
                 received = await body.read()
         except ApiError as error:
             response = error.response
-            response.headers["connection"] = "close"  # what is left of the body is not read
-            await response(scope, receive, answer)
+            response.headers["connection"] = "close"
+            await response(scope, receive, refuse)
             return
         await self._app(scope, received, answer)
 
@@ -166,6 +180,22 @@ class Body:
         self.receive = receive
         self._most = most
         self._seconds = seconds
+        self._ended = False
+
+    async def _next(self) -> bytes:
+        """Return the next part of the body; after the last one `_ended` is true."""
+        message = await self.receive()
+        self._ended = not message.get("more_body", False)  # so it is after a disconnection
+        part: bytes = message.get("body", b"")
+        return part
+
+    async def discard(self) -> None:
+        """Read what is left of the body, within `DISCARD_SECONDS` and `DISCARD_BYTES`."""
+        size = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while not self._ended and size < DISCARD_BYTES:
+                    size += len(await self._next())
 
     async def read(self) -> Receive:
         """Read the whole body, and return an ASGI callable that passes it to the application.
@@ -175,21 +205,17 @@ class Body:
         """
         parts: list[bytes] = []
         size, end = 0, time.monotonic() + self._seconds
-        while True:
+        while not self._ended:
             try:
-                message = await asyncio.wait_for(self.receive(), max(end - time.monotonic(), 0.001))
+                part = await asyncio.wait_for(self._next(), max(end - time.monotonic(), 0.001))
             except TimeoutError:
                 raise ApiError(
                     408, f"the body did not arrive within {self._seconds:g} seconds"
                 ) from None
-            if message["type"] == "http.disconnect":
-                break
-            size += len(message.get("body", b""))
+            size += len(part)
             if size > self._most:
                 raise too_large(self._most)
-            parts.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                break
+            parts.append(part)
         whole: list[Message] = [
             {"type": "http.request", "body": b"".join(parts), "more_body": False}
         ]
