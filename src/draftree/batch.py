@@ -152,7 +152,7 @@ class SequenceBatch:
 
     @property
     def texts(self) -> list[Ints]:
-        """Return the committed tokens [R] of each slot; none while its prompt is being read."""
+        """Return R arrays: the committed tokens of each slot, empty while its prompt is read."""
         return [text[:0] if row in self.seated else text for row, text in enumerate(self.committed)]
 
     def mark_read_by_drafter(self) -> bool:
@@ -173,7 +173,7 @@ class SequenceBatch:
         return self._admitted
 
     def select(self, rows: Ints) -> "SequenceBatch":
-        """Return a batch with the same sequences in other slots, and with a copy of the cache.
+        """Return a batch with the named sequences in new slots, and with a copy of the cache.
 
         `rows` [R'] gives the old slot of each new slot, −1 for a slot that is to be free.
         """

@@ -95,7 +95,7 @@ UNTRAINED_PARTS = ("suffix", "yield")
 """Specs of the default drafter and policy for other targets; this drafter needs no training."""
 PUBLISHED = "published"
 """The drafter spec that selects the published drafter known for the target."""
-DEFAULT_POLICY = "pct"
+DEFAULT_POLICY = "yield"
 """Spec of the default policy for a named drafter that defines no policy itself."""
 
 
@@ -964,8 +964,8 @@ def load(
             and a warning is given. A tokenizer in this place, `load(model, tokenizer)`, is taken as
             `tokenizer`.
         policy: a spec or a policy. Without a named drafter the default is the fastest policy of the
-            default drafter. With a named drafter it is `pct`, or, on a GPU, the drafter's own
-            policy (`eagle2` for heads of EAGLE and EAGLE-3).
+            default drafter. With a named drafter it is `yield`. On a GPU it is the drafter's own
+            policy if it has one (`eagle2` for heads of EAGLE and EAGLE-3).
         acceptor: a spec or an acceptor; by default it is chosen by the temperature.
         costs: fixed costs of the passes; by default they are learnt from the steps that run.
         dtype: dtype of the loaded weights, or its name.
@@ -1186,7 +1186,7 @@ def usual_policy(
         drafter: the drafter that the user named. None if the target's default drafter is used,
             whose fastest policy is known.
         device: the device of the target. A drafter's own policy verifies a number of nodes that
-            suits a GPU. On a CPU it takes twice the time of `pct`
+            suits a GPU. On a CPU it takes twice the time of `yield`
             (docs/reference/benchmarks/smollm2.md).
     """
     if drafter is None:

@@ -18,8 +18,8 @@ from draftree.doctor import determinism
 from draftree.doctor.determinism import describe_layer
 from draftree.engine import Engine
 from draftree.evaluation.compare import bits
-from draftree.models import batch_invariant
-from draftree.models.batch_invariant import BatchInvariantRunner
+from draftree.models import batch_invariant_runner
+from draftree.models.batch_invariant_runner import BatchInvariantRunner
 from draftree.models.decoder import Decoder
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths
@@ -144,7 +144,7 @@ def test_probed_widths_are_cached_and_a_broken_cache_is_ignored(
     (file,) = (cache_folder() / "exactness").iterdir()
     assert json.loads(file.read_text())["price"] is None
     with monkeypatch.context() as within:
-        within.setattr(batch_invariant, "widths", lambda *_: pytest.fail("it is known"))
+        within.setattr(batch_invariant_runner, "widths", lambda *_: pytest.fail("it is known"))
         stable, again = probe_batch_invariance(decoder)
     assert (again, stable.widths) == (first, first.kinds)
     for broken in ("{", '{"kinds": {"a": {"most": "x"}}, "parting": null}'):

@@ -32,6 +32,7 @@ from draftree.models.decoder import Decoder
 from draftree.models.int4_linear import Int4Linear, quantise_weight
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
+from draftree.policies.yield_ import Yield
 from draftree.registry import names
 from draftree.target import gguf_conversion, target_names
 from draftree.target.load_options import Loading
@@ -372,14 +373,14 @@ def test_heads_of_eagle_grow_their_own_trees_where_wide_passes_are_cheap(
     head = EAGLE3().example(target)
     head.save(tmp_path / "head")
     named = str(tmp_path / "head")
-    assert load(target, named).policy == PCT()
+    assert load(target, named).policy == Yield()
     monkeypatch.setattr(engine_module, "resolve_device", lambda device: torch.device("cuda"))
     assert load(target, named).policy == EAGLE2()
     assert [usual_policy(folder, drafter) for drafter in (named, "eagle", "eagle3+pld", "edd")] == [
         "eagle2",
         "eagle2",
-        "pct",
-        "pct",
+        "yield",
+        "yield",
     ]
     assert load(target, named, "pct").policy == PCT()
 
@@ -392,7 +393,7 @@ def test_a_drafter_is_usual_where_it_is_shipped() -> None:
         "yield",
         "yield",
     ]
-    assert usual_policy("smollm2", "eagle3", "cpu") == "pct"
+    assert usual_policy("smollm2", "eagle3", "cpu") == "yield"
     for target, (drafter, _) in DEFAULT_PARTS.items():
         for part in drafter.split("+"):
             assert part == "suffix" or shipped_folder(target, part) is not None

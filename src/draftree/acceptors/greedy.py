@@ -14,7 +14,7 @@ from draftree.tree import AcceptResult, Draw, Tree
 @final
 @dataclass(frozen=True)
 class Greedy(Acceptor):
-    """Token for token the output of greedy decoding, for any tree."""
+    """Accept the drafted tokens that greedy decoding would choose; any tree gives the same text."""
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True

@@ -2,7 +2,7 @@
 
 One draw is used for both questions, "is a child accepted?" and "what comes instead?", so nothing
 about how the tree was made can change the distribution. With keyed noise (`sampling.Keyed`) the
-text is the one plain decoding writes for the same seed (DESIGN, Exactness).
+text is the one plain decoding writes for the same seed (docs/explanation/exactness.md).
 
 Drafters may use the same noise: with the children of a node the likeliest by log q + g, a draft is
 accepted wherever q = p. That is the Gumbel coupling, whose acceptance per token is at least (1 −

@@ -58,7 +58,7 @@ def _accept_path(
         tree: the verified tree.
         node: the node to test.
         weight: w before the children are tested.
-        p: the target's distributions.
+        p: returns the target's distribution after a node.
         chance: the source of the random draws for each test and for the token.
     """
     if weight == 0:  # then nothing below it can be kept either

@@ -178,7 +178,7 @@ def elsewhere(kind: str, got: str) -> str | None:
 
 @cache
 def _plain_hints(kind: str) -> dict[str, str]:
-    """Return the hints by names without separators.
+    """Return a dict from names in lower case and without separators to hints.
 
     If several names become equal, the first one's hint is used.
     """

@@ -91,7 +91,10 @@ def in_list(of: Any) -> list[Any]:
 
 
 def log_prob_reader(read: Reader) -> Reader:
-    """Return a reader that applies the reader `read` to the log-probabilities of each token."""
+    """Return a reader of completions that applies `read` to the log-probabilities of each token.
+
+    The reader raises an `AttributeError` if a completion has no log-probabilities.
+    """
 
     def read_all(completion: Any) -> list[Any]:
         if not completion.logprobs:

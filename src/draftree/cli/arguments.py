@@ -142,7 +142,9 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
 def machines_of_each(
     given: Sequence[str], costs: Sequence[Path], drafters: Sequence[str]
 ) -> dict[str, Machine]:
-    """Load the simulated machine by drafter: one for all drafters, or one for each.
+    """Load simulated machines, and return the machine of each drafter; empty if none is named.
+
+    One machine is used for all drafters. Otherwise each drafter needs its own, in the same order.
 
     Raises:
         UserError: the number of machines is neither 1 nor that of the drafters, a machine is

@@ -41,10 +41,11 @@ class CostsOptions:
 
 @dataclass_command
 def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
-    """Measure what a draft step and a target pass cost on this machine, by number of tokens, context and batch size.
+    """Measure the time of a draft step and of a target pass on this machine.
 
-    Costs are learnt while texts are written, so nobody has to run this. It fixes them in a file for
-    --costs.
+    Times are listed by number of tokens, context length and batch size. Nobody has to run this
+    command, because engines learn costs while they generate. The measurements are added to the
+    learnt costs. With --out they are also written to a file for --costs.
     """
     from draftree.cli import arguments, cost_charts, terminal
     from draftree.cost_estimate import cost_key, learnt_costs

@@ -208,7 +208,10 @@ def _findings(title: str, findings: Sequence["Finding"]) -> Table:
 
 
 def show_lossless(console: Console, title: str, report: dict[str, Any]) -> None:
-    """Print a line for plain decoding and each case, one for each failure, and the verdict."""
+    """Print a table with a row for each case, then the failures and the verdict.
+
+    The first row is that of plain decoding.
+    """
     bad = [f for f in report["findings"] if f.verdict == "bad"]
     rows = [replace(f, text="see below") if f in bad else f for f in report["findings"]]
     console.print(_findings(f"{title}, {report['texts']} prompts", rows))

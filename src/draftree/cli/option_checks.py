@@ -142,7 +142,11 @@ def _several(value: Any) -> Sequence[Any]:
 
 
 def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield messages about values that break the rules of a dataclass's fields."""
+    """Yield messages about option values that break the rules of a dataclass's fields.
+
+    An invalid `logit_bias` raises an error instead. The last message is about a least number of new
+    tokens that is above the largest one.
+    """
     same: dict[str, Field[Any]] = {
         f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None, list[int])
     }

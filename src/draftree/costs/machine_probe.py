@@ -131,11 +131,14 @@ def _known_speed(name: str, dtype: torch.dtype) -> Speed:
 
 @torch.inference_mode()
 def probe(device: torch.device, dtype: torch.dtype) -> Speed:
-    """Time memory, products and a small operation on a machine, in less than half a second.
+    """Measure memory bandwidth, matmul rate and the time of a small operation.
+
+    This takes less than half a second.
 
     Args:
         device: the device to probe.
-        dtype: the dtype of the numbers; the rate is that of the fastest of `product_dtypes`.
+        dtype: the dtype of the weights. Matmuls are timed in each dtype of `product_dtypes`, and
+            the highest rate is returned.
     """
     by = select_workload(device)
     block = torch.ones(by.read // 4, device=device)

@@ -226,7 +226,7 @@ class Documents:
 def decode_file(path: Path) -> str | None:
     """Return the text of a file, or None if it is binary.
 
-    A file is binary if it is not UTF-8 or contains a zero byte, as in git.
+    A file is binary if it is not UTF-8 or has a zero byte in its first 8192 bytes, as in git.
     """
     whole = path.read_bytes()
     try:

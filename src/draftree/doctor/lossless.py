@@ -44,7 +44,10 @@ Output = tuple[list[int], Tensor]
 
 
 class Case(NamedTuple):
-    """Describe an acceptor with a policy at a temperature, and whether texts must be the same."""
+    """Describe one test: an acceptor and a policy at a temperature.
+
+    If texts need not be those of plain decoding, the frequencies of tokens are tested.
+    """
 
     name: str
     temperature: float

@@ -304,7 +304,7 @@ class HydraState:
 
 @final
 class HydraDrafter(HeadsDrafter[HydraState]):
-    """Drafts the tokens of each depth with a separate head."""
+    """Draft each depth with a head that reads the prefix state and the path's embeddings."""
 
     knobs: Hydra
     model: HydraNet

@@ -360,12 +360,12 @@ class PEAGLEDrafter(PairReader):
         return expand_logits(logits, self.model.draft_vocabulary)
 
     def _outputs(self, batch: Batch, chains: Tensor, depths: Tensor) -> Tensor:
-        """Return the outputs [B, T − 1 + A, D] of the T − 1 pairs of each text and of A slots.
+        """Return the outputs [B, T − 1 + A, D] for T − 1 true pairs and A masks of each text.
 
         Args:
             batch: the texts.
-            chains: [B, A] the number of the pair that each slot follows.
-            depths: [B, A] the depth of each slot.
+            chains: [B, A] the index of the true pair that each mask follows.
+            depths: [B, A] the number of steps from that pair to the mask, 1 or more.
         """
         rows, count = batch.tokens.shape
         device, true = (

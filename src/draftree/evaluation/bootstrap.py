@@ -89,13 +89,14 @@ class Ratio:
 def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> Ratio:
     """Return a ratio of products of sums over prompts, with its interval and p-value.
 
-    The method is bootstrap-t on the logarithm of the ratio.
+    The method is bootstrap-t on the logarithm of the ratio. There must be as many arrays in the
+    numerator as in the denominator.
 
     With 20 prompts, the interval contains the true value in 94 % of trials. BCa intervals reach
     91 % and quantiles of the samples 90 % (tests/evaluation/test_statistics.py). The standard error of
     each sample is computed by linearisation (Efron and Tibshirani 1993, chapters 12 and 13). Below
-    `MIN_PROMPTS` prompts, quantiles are used. The interval contains 1 exactly where p is at least
-    5 %.
+    `MIN_PROMPTS` prompts, and where a sample has a standard error of 0, quantiles are used. The
+    interval contains 1 where p is at least 5 %, up to the interpolation of quantiles.
 
     Args:
         over: arrays [P] of figures by prompt, whose sums are multiplied in the numerator.

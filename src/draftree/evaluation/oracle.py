@@ -176,13 +176,14 @@ def encode_reach(
 def row(
     saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None
 ) -> dict[str, Any]:
-    """Return the oracle's metrics for the given costs, added to the entries of `saved`.
+    """Compute the oracle's metrics for the given costs, and return them together with `saved`.
 
     The metrics are the acceptance length, the mean depth of a step, the speed-up over plain
     decoding with its bootstrap interval, and Leviathan's speed-up.
 
     Args:
-        saved: numbers of correctly drafted tokens in the form of `encode_reach`.
+        saved: the oracle's log as `encode_reach` returns it: for each root, the number of tokens
+            that the drafter proposes correctly.
         costs: costs of draft steps and target passes.
         seed: seed of the bootstrap.
         overlap: the drafter's overlap Σ min(p, q), for Leviathan's formula; None if it is unknown.

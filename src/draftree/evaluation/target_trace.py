@@ -43,14 +43,13 @@ class Recording:
     Attributes:
         target: the target that was recorded.
         texts: [R] the recorded texts.
-        hidden: hidden states [T, D] of all tokens, text by text, by the recorded entry 0 … L of
+        hidden: hidden states [T, D] of all tokens, one text after the other, by index into
             `hidden_states`.
         cache: cache with the texts' keys and values; all replays share it.
-        given: {entry: entry of `hidden` that is returned in its place}, to test a drafter with
+        given: maps an index to the index whose states are returned instead, to test a drafter with
             wrong layers.
-        later: offset in tokens between a token and the one whose hidden state is returned for it,
-            to test a drafter with wrong positions. The offset never leads beyond the tokens that
-            the target has read.
+        later: each token gets the states of the token `later` positions after it, to test a drafter
+            with wrong positions. The shift never leads beyond the tokens that the target has read.
     """
 
     target: Target

@@ -54,10 +54,11 @@ class DraftPrice(NamedTuple):
     """The price of the next draft step.
 
     Attributes:
-        draft: the curve of the step's seconds by the number of nodes per sequence that it reads.
-        fed: the number of nodes above which further ones cost the step no more time.
-        ahead: the number of layers that the step predicts. Each is accepted after the one before
-            with the same probability.
+        draft: the seconds of a draft step, as a curve over the nodes per sequence that it reads.
+        fed: the number of nodes that the draft model must read. More nodes cost more time only
+            beyond this number.
+        ahead: the number of tree depths that one draft step drafts. A token at each of them is
+            assumed to be accepted after the one before it with the same probability.
         waiting: seconds of postponed work that must be done before the step.
     """
 
@@ -157,11 +158,13 @@ def values(
 
     Args:
         log_q: [F, K] log q of the candidates, −∞ where there is none.
-        sources: [F, K] the index of the calibration of each candidate; [0, 0] if all use the first.
+        sources: [F, K] the index of the calibration of each candidate. An empty array of shape
+            [0, 0] means that all use the first one.
         weights: [S, X] the weights w of the calibrations.
         entropy: [F] of q; NaN to compute it from the candidates, with all other tokens counted as
             one.
-        frontier: [F] the parents. Numbers from N on are candidates of this call, counted in order.
+        frontier: [F] the parents. N + i is candidate i of this call, counted row by row without
+            those that have log q = −∞.
         depth: [N] depth of the tree's nodes.
         score: [N] log values of the tree's nodes.
         certain: the least distance of q from 0 and 1.

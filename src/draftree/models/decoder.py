@@ -21,13 +21,13 @@ from draftree.models.graph_capture import LOG, Capture, EagerCapture, Epilogue, 
 from draftree.models.graph_runner import TRIAL_TOKENS, GraphRunner, check_recording
 from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
+from draftree.models.implementation_names import ATTENTION
 from draftree.models.invariant_attention import register
-from draftree.models.kernel_names import ATTENTION
 from draftree.models.kv_cache import LayerShape, SlotCache
+from draftree.models.kv_collectors import capture_first_kv
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_runner import NativeRunner
 from draftree.models.packed_linear import make_row_product
-from draftree.models.recording_caches import capture_first_kv
 from draftree.models.recurrent.cache_probe import StoredShapes
 from draftree.models.recurrent.state_cache import States
 from draftree.models.shape_buckets import ShapeBuckets

@@ -183,7 +183,7 @@ class ForwardBatch:
 
     @cached_property
     def places(self) -> tuple[Ints, Ints]:
-        """Return [N] the sequence of each token, and [N] its index in that sequence."""
+        """Return the sequence [N] of each token, and its index [N] among its tokens in the batch."""
         sequences = np.repeat(np.arange(len(self.counts)), self.counts)
         return sequences, np.arange(len(sequences)) - self.firsts[sequences]
 
@@ -241,7 +241,8 @@ class DeviceBatch(ABC):
         width: the number of tokens of each sequence with padding.
         starts: [R] the slot of each sequence's first token.
         given: the tensors from which the tokens are computed, by name.
-        kind: a key of all other inputs of that computation.
+        kind: a hashable key. Batches with equal keys compute their tokens from `given` in the same
+            way, so that a recorded pass of one can be replayed for the other.
     """
 
     whole = False

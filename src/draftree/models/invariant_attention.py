@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from draftree.errors import UserError
-from draftree.models.kernel_names import EXACT
+from draftree.models.implementation_names import EXACT
 from draftree.native import transformer_kernels
 from draftree.native.transformer_kernels import address
 from draftree.utils.hardware import has_float64
@@ -183,6 +183,6 @@ def _in_float64(
 
 
 def register() -> None:
-    """Register this attention in transformers, so that any model accepts it by its name."""
+    """Register batch-invariant attention in transformers, so that any model accepts its name."""
     AttentionInterface.register(EXACT, exact_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(EXACT, eager_mask)

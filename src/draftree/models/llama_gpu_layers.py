@@ -20,7 +20,8 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.models.grouped_attention import MAX_GROUPED_TOKENS, attend_by_group
-from draftree.models.kernel_names import GROUPED
+from draftree.models.implementation_names import GROUPED
+from draftree.models.kv_collectors import PassThroughCache
 from draftree.models.llama_structure import (
     CHILDREN,
     STACK,
@@ -32,7 +33,6 @@ from draftree.models.llama_structure import (
     linears,
     relative_distance,
 )
-from draftree.models.recording_caches import PassThroughCache
 
 COLLECTING_HOOKS = "transformers.utils.output_capturing"
 """The module of the hooks by which transformers collects hidden states."""

@@ -128,7 +128,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 
 
 def takes_arguments_of(twin: Callable[..., Any], function: Callable[..., Any]) -> bool:
-    """Return whether a C++ function takes as many arguments as the Python function.
+    """Return whether a C++ function takes numbers of arguments that the Python function takes.
 
     The C++ function of an older extension may have the name but another signature, and would raise
     `TypeError` when it is called. nanobind stores the signatures of all overloads as text.
@@ -141,7 +141,7 @@ def takes_arguments_of(twin: Callable[..., Any], function: Callable[..., Any]) -
 
 
 def native(function: Function) -> Function:
-    """Return the C++ function of the same name; without native kernels, return this function.
+    """Return the C++ function of the same name, or this function if there is no current one.
 
     The Python function is the specification: both return the same bits.
     """

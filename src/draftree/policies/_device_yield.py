@@ -50,10 +50,11 @@ class Prices:
 @final
 @dataclass(frozen=True)
 class YieldPlan(DeviceGrowth):
-    """Plans a tree of nodes whose expected tokens are worth their time.
+    """Grow a tree on the device from nodes whose expected accepted tokens pay for their time.
 
     Attributes:
-        ahead: number of further nodes over which the cost of one node is averaged.
+        ahead: largest number of further nodes over which costs are averaged. The cost of a further
+            node is the least of the mean costs of 1 … `ahead` further nodes.
         certain: smallest distance from 0 and 1 to which draft probabilities are clipped.
         probing: whether one node of each sequence is verified even if none is worth its cost, to
             measure whether drafting pays again.

@@ -22,7 +22,7 @@ from draftree.utils.validated_dataclass import knob
 @final
 @dataclass(frozen=True)
 class AdaServe(Policy):
-    """The likeliest nodes of a batch, after a share for each sequence.
+    """Verify each sequence's best nodes up to its share, then the likeliest of the whole batch.
 
     In the paper the number of running sequences determines depth and width of the beam search, and
     a sequence's deadline determines its share. Here they are options that are equal for all

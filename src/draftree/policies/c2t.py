@@ -159,10 +159,9 @@ class Classifier:
 
 
 def scale_joint(log_p: Floats, log_joint: bool) -> Floats:
-    """Return the joint probability in the form in which a net reads it.
+    """Return the joint probability in the form that the classifier reads.
 
-    With `log_joint` this is its logarithm, raised to log 10⁻¹² if it is smaller; otherwise it is
-    the probability itself.
+    With `log_joint` this is max(log p, log 10⁻¹²), otherwise p.
     """
     return np.maximum(log_p, MIN_LOG_JOINT) if log_joint else np.exp(log_p)
 

@@ -66,15 +66,15 @@ class RandomSource(ABC):
 
 @final
 class Keyed(RandomSource):
-    """Generate noise that depends only on seed, request, position and token.
+    """Generate noise that is a function of seed, request, call, kind of use, position and token.
 
-    It does not depend on drafts (DESIGN, Exactness). A token is argmax(log p + g) with Gumbel noise
-    g from the counter-based generator Philox. Plain and speculative decoding with one seed
-    therefore generate the same text.
+    It does not depend on drafts (docs/explanation/exactness.md). The target's token is
+    argmax(log p + g). The Gumbel noise g comes from the counter-based generator Philox. Plain and
+    speculative decoding with one seed therefore generate the same text.
 
-    Every other use of noise is also keyed by the step's root, so that it is new in every step. A
-    rule that has looked at drafts without accepting them (block verification) would be wrong if the
-    same place were drafted with the same noise again.
+    All other uses of noise are also keyed by the position of the step's root, so that each step
+    gets new noise. Block verification needs this. It looks at drafts without accepting them, and
+    would be biased if the next step drafted the same position with the same noise.
 
     Args:
         seeds: the seed of each sequence, or one for all.

@@ -64,13 +64,13 @@ class PromptReader:
         self.sizes, self.shared = ChunkSizes(options), 0
 
     def advance(self, parts: Components, rows: SequenceBatch) -> None:
-        """Run one pass over the nodes of running sequences and over chunks of prompts.
+        """Verify the trees of running sequences, and read chunks of prompts in the same pass.
 
-        Choose the first token of each prompt that this pass completes.
+        Choose the first output token after each prompt that is then complete.
 
         Args:
             parts: target, drafter, policy, acceptor and costs.
-            rows: sequences of the batch, in which all prompts have a slot.
+            rows: the batch, in which each prompt that is being read already has a slot.
         """
         batch, start = self._batch, time.perf_counter()
         chunks = self._chunks()

@@ -43,7 +43,7 @@ class PromptBlock:
 
 @final
 class PrefixStore:
-    """Store prompts that were read in blocks, for later requests with the same beginning.
+    """Store the full blocks of prompts that were read, for later requests with the same prefix.
 
     Args:
         size: number of tokens in a block.

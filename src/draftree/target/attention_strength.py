@@ -153,5 +153,5 @@ def _precise(values: Tensor) -> Tensor:
 
 
 def _nothing(out: Any) -> Any:
-    """Return zeros in the structure of a module's output."""
+    """Return a module's output with zeros in place of its tensor, or of the first of a tuple."""
     return (torch.zeros_like(out[0]), *out[1:]) if isinstance(out, tuple) else torch.zeros_like(out)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from draftree.errors import UserError
-from draftree.models.batch_invariant import BatchInvariantRunner
+from draftree.models.batch_invariant_runner import BatchInvariantRunner
 from draftree.models.decoder import Decoder
 from draftree.models.device_placement import is_spread
 from draftree.models.forward_batch import ForwardBatch

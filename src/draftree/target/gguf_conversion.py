@@ -188,7 +188,7 @@ def _read_headers(path: Path, parts: Sequence[Path]) -> list[Header]:
 
 
 def _convert(path: Path, parts: Sequence[Path], headers: Sequence[Header], folder: Path) -> None:
-    """Write the folder of a GGUF file; the parts of a split file are joined first."""
+    """Convert a GGUF file to a model folder; join the parts of a split file first."""
     with as_user_error(
         f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"
     ):

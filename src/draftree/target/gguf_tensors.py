@@ -133,11 +133,12 @@ def read_tensors(
 def map_names(
     module: torch.nn.Module, processor: TensorProcessor, table: Any, prefix: str = ""
 ) -> dict[str, str]:
-    """Return the model's names of tensors by their names in a GGUF file.
+    """Return a dict from the names of tensors in a GGUF file to their names in the model.
 
-    A name is looked up without each beginning that is a module's name, because a file may come from
-    a part of the model. Names of an outer module come first, as in transformers' function
-    `get_gguf_hf_weights_map`, which makes a new table for each module.
+    A file may come from a part of the model. Each tensor is therefore looked up by its name
+    relative to every module that contains it. If several tensors get one GGUF name, that of the
+    outer module is used, as in transformers' function `get_gguf_hf_weights_map`, which makes a new
+    table for each module.
 
     Args:
         module: the model or a part of it.

@@ -12,7 +12,7 @@ from draftree.models.device_placement import is_spread
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs
-from draftree.models.kernel_names import GROUPED
+from draftree.models.implementation_names import GROUPED
 from draftree.models.model_runner import ModelRunner
 from draftree.models.packed_linear import TIMED_BATCH_SIZES, round_head, use_kernels
 from draftree.native import GENERIC, OFF, variant

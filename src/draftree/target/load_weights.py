@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError, format_value
 from draftree.models.device_placement import is_offloaded, is_spread
+from draftree.models.implementation_names import EXACT
 from draftree.models.int4_linear import GROUP, ROWS, Int4Linear, can_round
-from draftree.models.kernel_names import EXACT
 from draftree.target.hub import locate_model
 from draftree.target.load_options import Loading
 from draftree.target.quantization_support import refuse_missing_packages

@@ -379,10 +379,11 @@ class Suite:
 def preference(
     target: Target, request: Request, sampling: Sampling, text: Sequence[int], other: int
 ) -> float:
-    """Return by how much plain decoding prefers the last token of a text to another one, in logits.
+    """Return the absolute difference of two scores: of the last token of a text and of another one.
 
-    The scores are processed logits. If tokens are drawn, the request's Gumbel noise is added, times
-    the temperature. A token that the processors forbid has the score −∞.
+    The scores have the scale of logits. If tokens are drawn, a score is T · (l + g) with the
+    temperature T, the processed logit l and the request's Gumbel noise g. A token that the
+    processors forbid has the score −∞.
     """
     before = [*request.prompt, *text[:-1]]
     cache = target.new_cache(1, len(before))

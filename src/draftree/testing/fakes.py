@@ -483,7 +483,9 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
 @final
 class CoachedLayers(Layers):
-    """Wrap a drafter's layers, and let a script make the right token likely; see `Coached`.
+    """Wrap a drafter's layers, and move the right token's logit to the rank that a script gives.
+
+    If the script gives no rank, the logits stay as they are. See `Coached`.
 
     Args:
         layers: layers of the drafter.

@@ -97,7 +97,7 @@ ECHO, STOP = ("echo", "return_full_text", "include_prompt"), ("include_stop_str_
 
 
 def asks_for(options: dict[str, Any], names: Sequence[str]) -> bool:
-    """Remove an option, given by its possible names, and return whether it is true."""
+    """Remove those options of the given names that are True; return whether there were any."""
     found = {name: options.pop(name) for name in names if options.get(name) is True}
     return bool(found)
 

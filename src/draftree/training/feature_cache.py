@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
-from draftree.models.recording_caches import KVCollector
+from draftree.models.kv_collectors import KVCollector
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training.distributed import Processes
 from draftree.utils.files import as_user_error, nearest_existing, replace_file

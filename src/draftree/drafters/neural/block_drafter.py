@@ -303,9 +303,9 @@ class ParallelDrafter(Trainable[BlockState]):
     def expand(
         self, state: BlockState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, BlockState]:
-        """Return the candidates of each node, computed in the slot for the node's depth.
+        """Return the candidates of each node, from the output of the block at the node's depth.
 
-        Nodes whose depth is `drafts` or larger have no candidates; q is taken to be uniform there.
+        Nodes whose depth is `drafts` or larger get no candidates; their q is set to uniform.
         """
         state = self.flush(state)
         if self.needs_pass_per_layer:
@@ -348,7 +348,7 @@ class ParallelDrafter(Trainable[BlockState]):
     ) -> Candidates:
         """Return the candidates that follow from logits [M, V′] after nodes.
 
-        Nodes whose depth is `drafts` or larger have no candidates; q is taken to be uniform there.
+        Nodes whose depth is `drafts` or larger get no candidates; their q is set to uniform.
         """
         depths = tree.depth[nodes]
         logits = logits.masked_fill(

@@ -54,7 +54,7 @@ from draftree.drafters.neural.transformer_step_state import (
 from draftree.kernels.tree_layout import unfed_nodes
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import LayerShape, SlotCache
-from draftree.models.recording_caches import capture_first_kv
+from draftree.models.kv_collectors import capture_first_kv
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.target import CHUNK, HiddenStates
 from draftree.tree import AcceptResult, Candidates, Ints, Tree

@@ -16,7 +16,7 @@ from draftree.models.fused_cpu_modules import (
     named_submodules,
     replace_modules,
 )
-from draftree.models.kernel_names import Kernels
+from draftree.models.implementation_names import Kernels
 from draftree.models.kv_cache import KVView, Writer
 from draftree.models.native_layers import (
     FIRST_PART,

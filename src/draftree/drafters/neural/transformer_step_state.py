@@ -285,14 +285,15 @@ class CachingLayers(Layers):
         given: InputTensors,
         pick: Pick,
     ) -> Nodes:
-        """Return the draft trees with the children that are chosen in one pass.
+        """Run one pass of the network, and return the trees with the children that it chooses.
 
         Args:
-            feed: the forward batch.
-            nodes: the draft trees.
-            choose: chooses the children; it gets `ids` if they are among the inputs.
-            given: other inputs of the pass, by name.
-            pick: selects the results of the frontier's nodes from those of all tokens.
+            feed: the tokens of the pass.
+            nodes: the draft trees so far.
+            choose: adds children by the logits of the frontier. If `given` has `ids`, it gets them;
+                they are the token ids of the columns of the logits.
+            given: the other input tensors of the pass, by name.
+            pick: selects the results [R, F, …] of the frontier from those [R, n, …] of all tokens.
         """
 
     def read(self, fed: Sequence[Ints]) -> Decoding:

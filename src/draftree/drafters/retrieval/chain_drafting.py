@@ -177,7 +177,11 @@ def grow_chain(
     limits: Limits,
     corpus: IndexedCorpus,
 ) -> tuple[list[int], list[float], ChainDraft]:
-    """Return the tokens of a chain, the probability that each is accepted, and all candidates."""
+    """Grow a chain after a text; return its tokens, their probabilities and their candidates.
+
+    The probability of a token is that of accepting it and all tokens before it. The chain ends
+    after a token whose probability is below `MIN_VALUE`. The arguments are those of `draft_chains`.
+    """
     path, values = list[int](), list[float]()
     kinds, tokens = list[list[int]](), list[list[int]]()
     features = list[list[list[float]]]()

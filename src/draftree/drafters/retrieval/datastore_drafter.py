@@ -68,7 +68,8 @@ class DatastoreMethod(Method):
         Return None if no datastore is named.
 
         Raises:
-            UserError: there is no datastore of this kind, or it was built for another tokenizer.
+            UserError: there is no datastore of this kind, it was built for another tokenizer, or it
+                has token ids beyond the target's vocabulary.
         """
         if not self.datastore:
             return None

@@ -251,9 +251,9 @@ class Threads:
 
 
 class SortedRun(NamedTuple):
-    """A sorted run on disk: a file and a dtype for each of its arrays, and a sample of contexts.
+    """Refer to n-gram counts on disk that are sorted by context.
 
-    The sample consists of every `SAMPLE_INTERVAL`-th context of the run.
+    It has the file and dtype of each array of `Counts`, and every `SAMPLE_INTERVAL`-th context.
     """
 
     files: Sequence[tuple[str, Any]]

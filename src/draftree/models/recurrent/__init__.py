@@ -8,11 +8,11 @@ commit adds the accepted path.
 | file | content |
 |---|---|
 | `state_cache.py` | the interface: `States` (begin, keep, mark, back) of a cache, `Pass` of a forward pass |
-| `token_ancestors.py` | `Paths`: the ancestors of each token of a pass |
+| `token_ancestors.py` | `TreePaths`: the ancestors of each token of a pass |
 | `recurrences.py` | the recurrences along a tree: gated delta rule, Mamba-2, Mamba-1, convolution |
 | `replaced_functions.py` | transformers' functions of such layers, replaced in passes over trees |
 | `cache_probe.py` | the states that a model keeps, found by a pass over one token |
 
 Outside the package, `SlotCache` uses `States` and its `Pass`, and `HFRunner` uses
-`dispatch_functions`, `use_functions` and `Recorder`, whichever family the model is of.
+`dispatch_functions`, `use_functions` and `ShapeRecorder`, whichever family the model is of.
 """

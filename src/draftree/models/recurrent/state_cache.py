@@ -68,12 +68,13 @@ class Snapshot:
 
 @dataclass
 class Scratch:
-    """Hold the tensors that the passes of a step stored after the committed tokens.
+    """Hold what the passes of a step stored for tokens that are not committed yet.
 
     Attributes:
         paths: the tree paths of the latest pass.
-        columns: the inputs [R, M, C] of the convolution, by state.
-        made: the stash of the tokens or the final states, by state.
+        columns: the inputs [R, M, C] of each state's convolution.
+        made: for each state a `Stash` with the updates of each token, or the `Final` states after a
+            batch that is committed as a whole.
     """
 
     paths: TreePaths

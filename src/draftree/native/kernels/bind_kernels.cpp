@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "kernels.h"
-#include "team.h"
+#include "thread_team.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

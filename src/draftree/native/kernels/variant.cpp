@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "kernels.h"
-#include "team.h"
+#include "thread_team.h"
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -16,12 +16,12 @@ namespace {  // no function may be shared between instruction sets
 
 #include "simd.h"
 #include "gemm.h"
-#include "matrix_gemm.h"
+#include "amx_gemm.h"
 #include "fused_ops.h"
 #include "integer_gemm.h"
 #include "attention_products.h"
 #include "attention.h"
-#include "matrix_attention.h"
+#include "amx_attention.h"
 #include "packed_sequences.h"
 #include "layer_pass.h"
 

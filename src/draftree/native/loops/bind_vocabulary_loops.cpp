@@ -9,7 +9,7 @@
 #include "bind_kernels.h"
 #include "bind_loops.h"
 #include "kernels.h"
-#include "team.h"
+#include "thread_team.h"
 #include "vocabulary_loops.h"
 
 namespace nb = nanobind;

@@ -10,7 +10,7 @@
 #include "bind_loops.h"
 #include "log_exp.h"
 #include "tree_arguments.h"
-#include "falling_order.h"
+#include "descending_order.h"
 
 namespace nb = nanobind;
 
@@ -100,7 +100,7 @@ Out<int64_t> array_of(const Numbers& numbers) {
 }
 
 Out<int64_t> falling(const In<double>& score) {
-  return array_of(falling_order(score.data(), score.size(0)));
+  return array_of(descending_order(score.data(), score.size(0)));
 }
 
 // The least of some rows, and how many rows there are from it to the greatest.
@@ -116,7 +116,7 @@ std::pair<Numbers, Numbers> rank(const int64_t* rows, const double* score, int64
   for (int64_t i = 0; i < count; i++) begin[rows[i] - low + 1]++;
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
   Numbers at = begin;
-  for (int64_t node : falling_order(score, count)) {
+  for (int64_t node : descending_order(score, count)) {
     const int64_t row = rows[node] - low;
     order[at[row]] = node;
     place[at[row]] = at[row] - begin[row];
@@ -353,7 +353,7 @@ struct Scan {
 };
 
 Scan scan(const double* score, int64_t count, const PassPrice& price, int64_t ahead) {
-  Numbers order = falling_order(score, count);
+  Numbers order = descending_order(score, count);
   int64_t best = 0;
   double most = 0, gain = 0;
   const double roots = price.seconds(1.0), each = static_cast<double>(price.rows);
@@ -443,7 +443,7 @@ std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In
       worth /= 1 + exp_of(-x);
     }
   }
-  const Numbers order = falling_order(net.data(), count);
+  const Numbers order = descending_order(net.data(), count);
   int64_t best = 0;
   double most = 0, gain = 0, spent = 0;
   const double left = price.left - (price.seconds(1 + 1 / each) - price.seconds(1.0));

@@ -15,7 +15,7 @@ from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
 from draftree.models import invariant_widths
-from draftree.models.batch_invariant import BatchInvariantRunner
+from draftree.models.batch_invariant_runner import BatchInvariantRunner
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.invariant_attention import EXACT

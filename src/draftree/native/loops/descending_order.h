@@ -9,7 +9,7 @@ namespace draftree {
 
 // Return the order of falling numbers, the first of equals first: a merge sort from below, whose
 // result is defined for NaN, too.
-inline std::vector<int64_t> falling_order(const double* score, int64_t count) {
+inline std::vector<int64_t> descending_order(const double* score, int64_t count) {
   std::vector<int64_t> order(count), other(count);
   std::iota(order.begin(), order.end(), 0);
   for (int64_t width = 1; width < count; width *= 2) {

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
+from draftree.models.implementation_names import EXACT
 from draftree.models.invariant_experts import are_experts, expert, make_expert_forward
 from draftree.models.invariant_widths import Made, Rows, Widths, find_elementwise_widths, widths
-from draftree.models.kernel_names import EXACT
 from draftree.models.model_runner import ModelRunner
 from draftree.models.native_linear import NativeLinear
 from draftree.models.packed_linear import KernelLinear
