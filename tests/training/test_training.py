@@ -23,6 +23,9 @@ from draftree.drafters.neural.training_masks import block_starts
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
+from draftree.models.llama_structure import relative_distance
+from draftree.models.native_runner import MAX_RELATIVE_ERROR
+from draftree.native.transformer_kernels import core
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.training import time_limit
 from draftree.training.distributed import Processes
@@ -42,10 +45,10 @@ VOCAB = 31
 METHODS = {"edd": EDD, "vdm": VDM}
 
 
-def made(dropout: float = 0.0) -> Target:
+def made(dropout: float = 0.0, hidden_size: int = 16) -> Target:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=4, intermediate_size=32, num_attention_heads=2,
+        vocab_size=VOCAB, hidden_size=hidden_size, num_hidden_layers=4, intermediate_size=32, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.5,
         attention_dropout=dropout, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
@@ -226,6 +229,21 @@ def test_kept_features_are_the_computed_ones(target, samples, tmp_path) -> None:
                 torch.testing.assert_close(
                     ours[row, :, :n], theirs[row, :, :n], rtol=1e-4, atol=1e-5
                 )
+
+
+@pytest.mark.skipif(core is None, reason="the native kernels were not built")
+def test_features_of_native_passes_are_the_models(samples) -> None:
+    target, native = made(hidden_size=64), made(hidden_size=64)
+    needs = HiddenStateSpec(hidden=(-4, 1))
+    assert native.decoder.use_native_kernels()
+    chosen = [3, 0, 7]
+    found, wanted = (Teacher(each, needs, samples).batch(chosen, 5) for each in (native, target))
+    for row, i in enumerate(chosen):
+        n = len(samples[i].tokens)
+        pairs = [(after_all(found)[row, :n], after_all(wanted)[row, :n])]
+        pairs += [(found.hidden[at][row, :n], wanted.hidden[at][row, :n]) for at in needs.hidden]
+        for ours, theirs in pairs:
+            assert relative_distance(ours, theirs) < MAX_RELATIVE_ERROR[torch.float32]
 
 
 def test_a_run_on_kept_features_learns_the_same(target, samples, tmp_path) -> None:

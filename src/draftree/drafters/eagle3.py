@@ -472,10 +472,9 @@ class EAGLE3Drafter(PairDrafter):
         said, drafted = batch.target(at), self.model.draft_vocabulary
         possible = torch.ones(len(said), dtype=torch.bool, device=said.device)
         if self.model.t2d is not None and drafted is not None:
-            possible = self.model.t2d[
-                said.argmax(-1)
-            ]  # elsewhere the target's token cannot be drafted
-            said = said[:, drafted.ids]
+            highest, said = said.amax(-1), said[:, drafted.ids]
+            # Elsewhere the target's token cannot be drafted.
+            possible = said.amax(-1) == highest
         for j, (out, known) in enumerate(
             self.training_time_test(batch, features, self.knobs.steps)
         ):

@@ -23,7 +23,10 @@ from torch.nn.utils.rnn import pad_sequence
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_collectors import KVCollector
+from draftree.models.model_runner import Outputs
+from draftree.models.native_runner import NativeRunner
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training.distributed import Processes
 from draftree.utils.files import as_user_error, nearest_existing, replace_file
@@ -52,11 +55,24 @@ def read_features(target: Target, ids: Tensor, needs: HiddenStateSpec) -> Featur
     """Run the target over texts [B, T], and return the features that `needs` names."""
     count = int(target.decoder.config.num_hidden_layers)
     layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
+    if isinstance(target.decoder.runner, NativeRunner) and not needs.kv:
+        return Features(_read_natively(target, ids, layers), {})
     catcher = KVCollector({layer % count for layer in needs.kv})
     stack: Any = target.decoder.stack
     with target.decoder.hf.collect_hidden_states(layers) as hidden:
         stack(input_ids=ids, **target.decoder.hf.causal(ids, catcher))
     return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
+
+
+def _read_natively(target: Target, ids: Tensor, layers: tuple[int, ...]) -> dict[int, Tensor]:
+    """Return the hidden states [B, T, D] of texts [B, T] by layer, from a native pass."""
+    rows, count = ids.shape
+    cache = target.decoder.new_cache(rows, count)
+    texts = list(ids.numpy())
+    batch = ForwardBatch.chains(texts, np.zeros(rows, np.int64), ids.device)
+    outputs = Outputs(layers, tokens=np.zeros(0, np.int64))
+    found = target.decoder.runner.forward(batch, cache, outputs).hidden
+    return {layer: hidden.view(rows, count, -1) for layer, hidden in found.items()}
 
 
 def pad(rows: Sequence[np.ndarray]) -> np.ndarray:

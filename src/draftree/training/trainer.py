@@ -36,6 +36,7 @@ from draftree.training.sample_order import SampleOrder
 from draftree.training.teacher import Teacher
 from draftree.training.time_limit import Clock
 from draftree.utils.files import append, fill_folder
+from draftree.utils.hardware import keep_memory, return_memory
 from draftree.utils.signals import Interrupted, postpone_signals
 from draftree.utils.validated_dataclass import knob
 
@@ -196,6 +197,8 @@ def train(
             SIGHUP, the signal then ends the process.
     """
     devices = [target.decoder.device] if target.decoder.device.type == "cuda" else []
+    if target.decoder.device.type == "cpu":
+        keep_memory()
     with Processes.on(target.decoder.device).alone(out):
         run = Run.start_or_resume(target, drafter, samples, plan, out, about, track)
         progress = Progress(run.first, run.steps, math.nan)
@@ -223,6 +226,7 @@ def train(
                         signals[:] = [max(run.processes.gather(max(signals, default=0)))]
                         raise Interrupted(*signals)
             run.finish()
+            return_memory()
             signals.clear()  # nothing is left that they could end
     return progress
 
