@@ -451,7 +451,7 @@ def test_absurd_bodies_are_refused_at_once(http: httpx.Client, content: bytes, s
 
 
 def test_a_refused_client_may_finish_its_body(server: Running) -> None:
-    """The connection is not reset while the body arrives, as the client could then lose the answer."""
+    """The connection is not reset while the body arrives; the client could lose the answer."""
     url = httpx.URL(server.url)
     size = 5_000_000
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {url.host}\r\ncontent-length: {size}\r\n\r\n"

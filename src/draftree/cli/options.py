@@ -43,7 +43,8 @@ PolicySpec = Annotated[
     typer.Option(
         "--policy",
         metavar="SPEC",
-        help="How draft trees grow: a name, name:key=value,…; by default yield, on a GPU the drafter's own.",
+        help="How draft trees grow: a name, name:key=value,…; "
+        "by default yield, on a GPU the drafter's own.",
     ),
 ]
 AcceptorSpec = Annotated[

@@ -183,7 +183,7 @@ class ForwardBatch:
 
     @cached_property
     def places(self) -> tuple[Ints, Ints]:
-        """Return the sequence [N] of each token, and its index [N] among its tokens in the batch."""
+        """Return each token's sequence [N], and its index [N] among that sequence's tokens."""
         sequences = np.repeat(np.arange(len(self.counts)), self.counts)
         return sequences, np.arange(len(sequences)) - self.firsts[sequences]
 

@@ -116,8 +116,8 @@ class Loading(Source):
             kernels the LM head then has 8 bits (`native_linear.py`), else 16.
         exactness: `bits` makes a token's logits bitwise the same alone, in a tree and in a batch,
             in any precision. It uses the attention `draftree` and batch-invariant layers
-            (`batch_invariant_runner.py`). `ties` leaves attention and layers as they are: if two tokens
-            are almost equally likely, a tree may give another token than plain decoding. The
+            (`batch_invariant_runner.py`). `ties` leaves attention and layers as they are: if two
+            tokens are almost equally likely, a tree may give another token than plain decoding. The
             default is `bits` in half precision if a step then takes at most 2 % longer
             (`target/batch_invariance_choice.py`), else `ties`.
         kernels: the kernels of linear layers on a CPU (`packed_linear.py`); by default torch's or

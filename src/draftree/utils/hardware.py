@@ -50,8 +50,10 @@ ARENA_MAX, MAX_ARENAS = -8, 2
 event loop.
 """
 
-MMAP_THRESHOLD, TRIM_THRESHOLD, KEPT_BYTES = -3, -1, 1 << 30
-"""glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and the value that `keep_memory` gives both."""
+KEPT_BYTES = 1 << 30
+"""Value that `keep_memory` gives to the options in `THRESHOLDS`."""
+THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
+"""glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, by the environment variables that set them."""
 
 
 def describe_contention() -> str:
@@ -194,8 +196,10 @@ def keep_memory() -> None:
     precedence. Other C libraries are not changed.
     """
     limit = _of_glibc("mallopt")
-    for option, name in ((MMAP_THRESHOLD, "MMAP"), (TRIM_THRESHOLD, "TRIM")):
-        if limit is not None and f"MALLOC_{name}_THRESHOLD_" not in os.environ:
+    if limit is None:
+        return
+    for name, option in THRESHOLDS.items():
+        if name not in os.environ:
             limit(option, KEPT_BYTES)
 
 

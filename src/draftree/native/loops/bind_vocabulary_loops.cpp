@@ -19,11 +19,17 @@ namespace draftree {
 extern const VocabularyLoops loops_generic;
 #if defined(__x86_64__)
 extern const VocabularyLoops loops_avx2, loops_avx512, loops_avx512_vnni, loops_avx512_bf16;
+#if defined(DRAFTREE_HAS_AMX)
+extern const VocabularyLoops loops_amx;
+#endif
 #endif
 
 namespace {
 
 const VocabularyLoops& vocabulary_loops() {
+#if defined(DRAFTREE_HAS_AMX)
+  if (!std::strcmp(loops_amx.name, variant_in_use())) return loops_amx;
+#endif
 #if defined(__x86_64__)
   for (const VocabularyLoops* each :
        {&loops_avx512_bf16, &loops_avx512_vnni, &loops_avx512, &loops_avx2})
