@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from draftree.kernels.node_table import paths
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import UNNORMED
-from draftree.models.kv_cache import SlotCache
+from draftree.models.kv_cache import KVView, SlotCache
 from draftree.models.llama_structure import differs_by_rounding, median_distance
 from draftree.models.model_runner import ModelOutput, Outputs
-from draftree.models.native_layers import NativeLayer, agrees, fits
+from draftree.models.native_layers import Angles, NativeLayer, agrees, fits, run_layers
 from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.native_runner import NativeRunner
 from draftree.native import transformer_kernels
@@ -45,6 +46,7 @@ from draftree.target.load_weights import round_to_four_bits
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import cases
 from draftree.testing.fakes import tiny_target
+from draftree.tree import Ints
 from folders import resident
 
 pytestmark = pytest.mark.skipif(
@@ -407,6 +409,40 @@ def test_a_path_of_a_tree_has_the_bits_of_plain_text(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [5, 31, 40, 64])
+def test_bits_do_not_depend_on_the_cut_of_a_text_longer_than_the_window(
+    window: int, dtype: torch.dtype, variant: str
+) -> None:
+    sizes = {"sliding_window": window, "max_position_embeddings": 512}
+    decoder, draw = both("a window", dtype, **sizes)[1], np.random.default_rng(window)
+    text, chain, other = (draw.integers(0, 71, n) for n in (120, 2 * window, 2 * window))
+    cpu = decoder.device
+
+    def read(tokens: Ints, ends: list[int]) -> tuple[SlotCache, Tensor]:
+        cache, logits = decoder.new_cache(1, 300), []
+        for part in np.split(tokens, ends):
+            batch = ForwardBatch.chains([part], cache.lengths.copy(), cpu)
+            logits.append(decoder.forward(batch, cache).logits)
+            cache.keep(0, cache.lengths[0] + np.arange(len(part)))
+        return cache, torch.cat(logits)
+
+    cache, whole = read(text, [])
+    for ends in ([100], [33], [64, 96], [1, 50, 57, 119]):
+        assert torch.equal(read(text, ends)[1], whole)
+    # Two chains that are longer than the window, side by side in a tree.
+    ids = np.stack((chain, other), axis=1).reshape(-1)
+    of, depths = np.arange(len(ids)) % 2, np.arange(len(ids)) // 2
+    seen = (of[:, None] == of) & (depths[:, None] >= depths)
+    starts, counts = cache.lengths.copy(), np.array([len(ids)])
+    batch = ForwardBatch.forest(ids, len(text) + depths, counts, starts, seen.reshape(-1), cpu)
+    logits = decoder.forward(batch, cache).logits
+    for first, tokens in enumerate((chain, other)):
+        for ends in ([], [len(text)], [len(text) + window]):
+            plain = read(np.concatenate((text, tokens)), ends)[1]
+            assert torch.equal(plain[len(text) :], logits[first::2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [[], [6], [0, 2, 9], list(range(10))])
 @pytest.mark.parametrize("entries", [(1,), (1, 2)])
 def test_logits_after_some_tokens_have_the_same_bits(
@@ -428,6 +464,29 @@ def test_logits_after_some_tokens_have_the_same_bits(
     for layer in range(2):
         for mine, theirs in zip(own.layer(layer), cache.layer(layer), strict=True):
             assert torch.equal(mine[:, :, :3], theirs[:, :, :3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_in_two_parts_has_the_same_bits(dtype: torch.dtype, variant: str) -> None:
+    """The second part sees many more slots, so it needs more memory than the first."""
+    module: Any = model_of("llama", dtype).model
+    layer, (n, slots) = NativeLayer(module.layers[0]), (3, 6000)
+    sizes = layer.sizes
+    x = torch.randn(1, n, sizes.hidden_size).to(dtype)
+    angles = Angles.in_order(module.rotary_emb(x, torch.arange(n)[None]), 1, n)
+    shape = (1, sizes.kv_heads, slots, sizes.head_dim)
+    keys, values = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    starts = np.array([slots - n])
+
+    def run(parts: list[tuple[int, KVView]]) -> Tensor:
+        return [run_layers([layer], x, angles, view, None, part) for part, view in parts][-1]
+
+    whole = KVView(keys.clone(), values.clone(), starts, slots)
+    wanted = run([(3, whole)])
+    own = KVView(*(t[:, :, :n].contiguous() for t in (keys, values)), None, n)
+    with ThreadPoolExecutor(1) as fresh:  # a thread without memory of earlier passes
+        found = fresh.submit(run, [(1, own), (2, whole)]).result()
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

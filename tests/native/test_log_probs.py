@@ -72,6 +72,19 @@ def test_a_row_that_is_not_finite_spoils_no_other(variant: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", [0, -1])
+def test_no_tokens_are_no_tokens(variant: str, dtype: torch.dtype, k: int) -> None:
+    given = logits(300, dtype)
+    tokens, log_q, log_sums = top_of(given, k)
+    assert (tokens.shape, log_q.shape) == ((3, 0), (3, 0))
+    assert (log_sums == top_of(given, 1)[2]).all()
+
+
+def test_the_loops_are_of_the_variant_in_use(variant: str) -> None:
+    assert native.core.loops.vocabulary_variant() == variant
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_all_ways_to_log_q_have_the_same_bits(dtype: torch.dtype) -> None:
     given = logits(1000, dtype)
     given[0, ::7] = -torch.inf

@@ -144,6 +144,31 @@ def test_eight_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_rounded_products_of_numbers_that_are_not_finite_are_nan(
+    variant: str, dtype: torch.dtype, broken: float
+) -> None:
+    weight, rows = drawn(1, 40, 96, dtype=dtype), drawn(2, 11, 96, dtype=dtype)
+    numbers = torch.randint(0, 16, (40, 96), generator=torch.Generator().manual_seed(0))
+    scales = drawn(1, 3, 40, 2, dtype=torch.bfloat16)
+    rows[4] = broken
+    rows[7, 50] = broken
+    for code, packed in (
+        (transformer_kernels.INT8, transformer_kernels.pack_int8(weight)),
+        (transformer_kernels.INT4, transformer_kernels.pack_int4(numbers, scales)),
+    ):
+        made = transformer_kernels.linear(layer_of(packed, weight, None, code), rows)
+        assert made.isnan().all(dim=1).nonzero().flatten().tolist() == [4, 7]
+        assert made.isnan().any(dim=1).sum() == 2
+    weight[5, 40] = broken
+    packed = transformer_kernels.pack_int8(weight)
+    layer = layer_of(packed, weight, None, transformer_kernels.INT8)
+    made = transformer_kernels.linear(layer, rows[:4])
+    assert made.isnan().all(dim=0).nonzero().flatten().tolist() == [5]
+    assert made.isnan().sum() == 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 3, 15, 16, 17, 50, 576])
 def test_norms_gates_and_rotations(variant: str, dtype: torch.dtype, width: int) -> None:
     x = drawn(1, 5, width, dtype=dtype)
@@ -259,3 +284,13 @@ def test_attention_has_the_same_bits_for_any_number_of_queries(
     for first, last in ((0, 1), (3, 5), (7, 12), (20, 41)):
         part = _native(q[:, :, first:last], k, v, mask[:, :, first:last], 0.2, 0.0, None)
         assert torch.equal(part, whole[:, first:last])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mask_for_all_queries_is_read_once(variant: str, dtype: torch.dtype) -> None:
+    q, k, v = (drawn(seed, 2, 4, 20, 32, dtype=dtype) for seed in (1, 2, 3))
+    mask = torch.zeros(1, 1, 1, 20, dtype=dtype)
+    mask[..., 12:] = torch.finfo(dtype).min
+    found = _native(q, k, v, mask, 0.2, 0.0, None)
+    wanted = _native(q, k, v, mask.expand(2, 4, 20, 20).contiguous(), 0.2, 0.0, None)
+    assert torch.equal(found, wanted)

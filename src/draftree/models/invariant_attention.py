@@ -140,8 +140,9 @@ def _native(
     it.key_strides = k.stride()[:3]
     it.values = address(v)
     it.value_strides = v.stride()[:3]
-    by_row, by_head, by_query, _ = mask.stride()
-    it.mask_strides = by_row * (len(mask) > 1), by_head * (mask.shape[1] > 1), by_query
+    it.mask_strides = tuple(
+        stride * (size > 1) for stride, size in zip(mask.stride()[:3], mask.shape, strict=False)
+    )
     it.sinks = address(sinks)
     it.scale = scale
     it.cap = cap

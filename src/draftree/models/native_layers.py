@@ -38,6 +38,8 @@ FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 """Parts of a layer: up to storing keys and values; from attention on; or both."""
 BLOCK_OUTPUTS = 32
 """Number of outputs in a block: blocks of the gate and of the up projection alternate in memory."""
+MAX_HEAD_DIM = 1024
+"""The largest attention head that the kernels support."""
 
 
 class PairLayer(nn.Module, ABC):
@@ -186,10 +188,13 @@ class PackedMask:
         values: the masks [n, S] of the sequences, one after the other, added to the scores.
         table: [R + 1, 5] the layout: for each sequence the first token, the slot of that token, the
             number of visible slots, the offset of its mask in `values`, and the S of that mask.
+        depths: [N] the number of each token's ancestors among the pass's tokens; None if all of
+            them are visible, that is, without a sliding window.
     """
 
     values: Tensor
     table: Ints
+    depths: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -345,10 +350,9 @@ def run_layers(
     x = x.contiguous()
     selected = outputs.selected
     out = torch.empty_like(x) if selected is None else x.new_empty(len(selected), x.shape[2])
-    table: Ints | None = None
+    table = depths = None
     if isinstance(mask, PackedMask):
-        table = mask.table
-        mask = mask.values
+        table, depths, mask = mask.table, mask.depths, mask.values
     given = mask is not None and mask.dtype is x.dtype and mask.stride(-1) == 1
     if parts & SECOND_PART and not given:
         mask = to_additive_mask(x[:, None], within.slots, mask).to(x.dtype).contiguous()
@@ -371,10 +375,11 @@ def run_layers(
     if table is not None:
         it.sequences = len(table) - 1
         it.table = table.ctypes.data
+        it.depths = 0 if depths is None else depths.ctypes.data
         it.mask = address(mask)
     elif mask is not None:
         it.mask = address(mask)
-        it.mask_strides = (mask.stride(0) * (len(mask) > 1), mask.stride(2))
+        it.mask_strides = (mask.stride(0) * (len(mask) > 1), mask.stride(2) * (mask.shape[2] > 1))
     it.slots, it.hidden_below = within.slots, torch.finfo(x.dtype).min / 2
     if selected is not None:
         it.selected, it.selected_count = selected.ctypes.data, len(selected)
@@ -427,7 +432,9 @@ def fits(module: Any) -> bool:
         return False
     widths = [getattr(attention, "head_dim", None), mlp.down_proj.in_features]
     widths += (x.out_features for x in found)
-    return all(isinstance(w, int) and w % BLOCK_OUTPUTS == 0 for w in widths)
+    if not all(isinstance(w, int) and w % BLOCK_OUTPUTS == 0 for w in widths):
+        return False
+    return int(widths[0]) <= MAX_HEAD_DIM
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ Shapes: N tokens, K inputs and E outputs of a linear layer.
 import ctypes
 import math
 import os
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -110,14 +111,16 @@ class Arena:
 
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> Tensor:
         """Return aligned memory of `size` bytes, which lasts as long as the tensor."""
-        if len(self._rest) < size + self.ALIGNMENT:
-            self._rest = torch.empty(max(self.PIECE, size + self.ALIGNMENT), dtype=torch.uint8)
-        start = -self._rest.data_ptr() % self.ALIGNMENT
-        taken, self._rest = self._rest[start : start + size], self._rest[start + size :]
-        return taken
+        with self._lock:
+            if len(self._rest) < size + self.ALIGNMENT:
+                self._rest = torch.empty(max(self.PIECE, size + self.ALIGNMENT), dtype=torch.uint8)
+            start = -self._rest.data_ptr() % self.ALIGNMENT
+            taken, self._rest = self._rest[start : start + size], self._rest[start + size :]
+            return taken
 
 
 _ARENA = Arena()

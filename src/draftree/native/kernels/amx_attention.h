@@ -3,9 +3,10 @@
 //
 // The matrix unit adds the products of 32 slots before it adds them to a sum, so the result of a
 // query depends on the place of each slot in its block of 32. A slot's place is its index, but
-// among the slots that a pass itself writes, a query's visible slots are moved together, as if all
-// hidden ones had been removed. So a node of a tree has the bits that it has in plain text. Slots
-// that are hidden have a weight of exactly 0.
+// among the slots that a pass itself writes, a query's visible slots are moved to the places that
+// they have in plain text: behind the older slots, in their order, and behind an empty place for
+// each ancestor that a sliding window hides. So a node of a tree has the bits that it has in plain
+// text. Slots that are hidden have a weight of exactly 0.
 #if !defined(DRAFTREE_AMX)
 template <class D>
 constexpr bool BY_MATRIX_UNIT = false;
@@ -24,6 +25,7 @@ struct MatrixScratch {
   uint8_t* visible;   // [blocks] a `Visibility`
   uint32_t* seen;     // [rows, blocks] for each token a bit for each slot
   bool* gaps;         // [rows] whether a token's slots are moved
+  int64_t* empty;     // [rows] empty places of each token before the first slot of this pass
   uint16_t* queries;  // [rows, dim]
   char* keys;         // a block, packed as a weight
   float* scores;      // [blocks, rows, KEYS]
@@ -32,7 +34,7 @@ struct MatrixScratch {
   uint16_t* weights;  // [rows, MATRIX_RUN]
   uint32_t* values;   // [MATRIX_RUN / 2, dim] pairs of slots
   float* sums;        // [rows, dim], in the order of `values`
-  int32_t* slots;     // [blocks * KEYS] slots of a token without the hidden ones
+  int32_t* slots;     // [blocks * KEYS] the slot of each place, -1 for an empty one
   float* kept;        // [blocks * KEYS] their scores
 
   int64_t bytes = 0;  // of all
@@ -47,6 +49,7 @@ struct MatrixScratch {
     take(visible, blocks);
     take(seen, rows * blocks);
     take(gaps, rows);
+    take(empty, rows);
     take(queries, rows * dim);
     take(keys, 2 * KEYS * dim);
     take(scores, blocks * rows * KEYS);
@@ -63,15 +66,17 @@ struct MatrixScratch {
 // Rows [begin, begin + count) of a group, and what they attend to.
 class MatrixRows {
  public:
-  // `start` is the slot of the sequence's first token in this pass; `queries` are rows in bfloat16.
+  // `start` is the slot of the sequence's first token in this pass, `depths` as in `Pass`, from
+  // that token on; `queries` are rows in bfloat16.
   MatrixRows(const Attention& attention, int64_t group, int64_t begin, int64_t count, int64_t start,
-             Rows queries, const MatrixScratch& own)
+             const int64_t* depths, Rows queries, const MatrixScratch& own)
       : a_(attention),
         own_(own),
         begin_(begin),
         count_(count),
         padded_(round_up(count, TILE)),
         start_(start),
+        depths_(depths),
         keys_(static_cast<const uint16_t*>(a_.keys) + group * a_.key_strides[1]),
         values_(static_cast<const uint16_t*>(a_.values) + group * a_.value_strides[1]),
         first_token_(begin / a_.heads),
@@ -98,7 +103,10 @@ class MatrixRows {
     TileState<MatrixPairs> state;
     state.prepare(static_cast<int>(count_ < TILE ? count_ : TILE));
     score();
-    for (int64_t t = 0; t < tokens_; t++) own_.gaps[t] = has_gaps(t);
+    for (int64_t t = 0; t < tokens_; t++) {
+      own_.empty[t] = empty_places(t);
+      own_.gaps[t] = has_gaps(t);
+    }
     for (int64_t r = 0; r < count_; r++) {
       const float top = largest_of(load(own_.tops + r * LANES));
       own_.tops[r * LANES] = top <= UNSEEN ? 0 : top;  // a row that sees no slot has weights of 0
@@ -165,6 +173,7 @@ class MatrixRows {
                  a_.slots - start - AHEAD, KEYS, row_bytes);
       pack_keys<BFloat16>(keys_ + start * a_.key_strides[2], a_.key_strides[2], here, own_.dim,
                           own_.keys);
+      finish_stores();
       for (int64_t first = 0; first < count_; first += TILE) {
         _tile_zero(0);
         _tile_zero(1);
@@ -199,21 +208,37 @@ class MatrixRows {
     }
   }
 
-  // Return a bit for each slot of the block of `start_`, or of a later one, that is older than the
-  // pass and keeps its place.
-  uint32_t unmoved(int64_t block) const {
-    const int64_t count = start_ - block * KEYS;
-    return count > 0 ? (uint32_t{1} << count) - 1 : 0;
+  // Return a bit for each slot of a block that is before slot `end`.
+  static uint32_t before(int64_t end, int64_t block) {
+    const int64_t count = end - block * KEYS;
+    return count >= KEYS ? ~uint32_t{0} : count > 0 ? (uint32_t{1} << count) - 1 : 0;
   }
 
-  // Return whether a token does not see a slot of this pass, but a later one.
+  // Return which slots of this pass a token sees in a block, from the block of `start_` on.
+  uint32_t seen_of_pass(int64_t token, int64_t block) const {
+    return own_.seen[token * own_.blocks + block] & ~before(start_, block);
+  }
+
+  // Return the number of a token's ancestors in this pass that a window hides.
+  int64_t empty_places(int64_t token) const {
+    if (depths_ == nullptr) return 0;
+    int64_t count = 0;
+    for (int64_t b = start_ / KEYS; b < own_.blocks; b++)
+      count += __builtin_popcount(seen_of_pass(token, b));
+    const int64_t hidden = depths_[first_token_ + token] + 1 - count,
+                  most = a_.slots - start_ - count;
+    return hidden < 0 ? 0 : hidden < most ? hidden : most;
+  }
+
+  // Return whether a slot of this pass that a token sees is not in the place of its index.
   bool has_gaps(int64_t token) const {
-    const uint32_t* const seen = own_.seen + token * own_.blocks;
-    bool hidden = false;
+    const int64_t first = start_ + own_.empty[token];
+    bool ended = false;
     for (int64_t b = start_ / KEYS; b < own_.blocks; b++) {
-      const uint32_t before = unmoved(b), bits = seen[b] | before;
-      if (hidden ? (seen[b] & ~before) != 0 : (bits & (bits + 1)) != 0) return true;
-      hidden = hidden || ~bits != 0;
+      const uint32_t places = before(first, b), seen = seen_of_pass(token, b), bits = seen | places;
+      if ((seen & places) != 0) return true;
+      if (ended ? seen != 0 : (bits & (bits + 1)) != 0) return true;
+      ended = ended || ~bits != 0;
     }
     return false;
   }
@@ -246,6 +271,7 @@ class MatrixRows {
   // Add the values of some blocks, times their weights, to the sums of a tile of rows.
   void add_values(int64_t first, int64_t blocks) const {
     const int64_t wide = 4 * own_.dim;
+    finish_stores();
     for (int64_t e = 0; e < own_.dim; e += 2 * TILE) {
       float* const sums = own_.sums + first * own_.dim + e;
       _tile_loadd(0, sums, wide);
@@ -297,23 +323,31 @@ class MatrixRows {
   // Add the values of slots that are moved together, for the rows of one token.
   void add_moved(int64_t token) const {
     const int64_t from = start_ / KEYS;
-    int64_t count = 0;
-    auto each_kept = [&](auto&& use) {
-      for (int64_t b = from; b < own_.blocks; b++) {
-        const uint32_t keep = own_.seen[token * own_.blocks + b] | unmoved(b);
-        for (int half = 0; half < 2; half++) {
-          const auto bits = static_cast<__mmask16>(keep >> (half * LANES));
-          use(b, half, bits);
-          count += __builtin_popcount(bits);
-        }
+    int64_t count = 0;  // places so far
+    auto use_bits = [&](int64_t b, uint32_t keep, auto&& use) {
+      for (int half = 0; half < 2; half++) {
+        const auto bits = static_cast<__mmask16>(keep >> (half * LANES));
+        use(b, half, bits);
+        count += __builtin_popcount(bits);
       }
     };
+    auto each_kept = [&](auto&& use, auto&& use_empty) {
+      count = 0;
+      use_bits(from, before(start_, from), use);
+      use_empty(own_.empty[token]);
+      count += own_.empty[token];
+      for (int64_t b = from; b < own_.blocks; b++) use_bits(b, seen_of_pass(token, b), use);
+    };
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    each_kept([&](int64_t b, int half, __mmask16 bits) {
-      const auto slots =
-          _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(b * KEYS + half * LANES)));
-      _mm512_mask_compressstoreu_epi32(own_.slots + count, bits, slots);
-    });
+    each_kept(
+        [&](int64_t b, int half, __mmask16 bits) {
+          const auto slots =
+              _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(b * KEYS + half * LANES)));
+          _mm512_mask_compressstoreu_epi32(own_.slots + count, bits, slots);
+        },
+        [&](int64_t empty) {
+          for (int64_t i = 0; i < empty; i++) own_.slots[count + i] = -1;
+        });
     const int64_t kept = count, heads = a_.heads;
     const int64_t first_row = (first_token_ + token) * heads - begin_, end_row = first_row + heads;
     const int64_t top = first_row < 0 ? 0 : first_row, bottom = end_row < count_ ? end_row : count_;
@@ -323,18 +357,22 @@ class MatrixRows {
       for (int64_t i = 0; i < run; i++)
         pair_values(i * KEYS, [&](int64_t j) {
           const int64_t index = at + i * KEYS + j;
-          return index < kept ? values_ + own_.slots[index] * a_.value_strides[2] : nullptr;
+          const int64_t slot = index < kept ? own_.slots[index] : -1;
+          return slot >= 0 ? values_ + slot * a_.value_strides[2] : nullptr;
         });
       for (int64_t first = top / TILE * TILE; first < bottom; first += TILE) {
         __builtin_memset(own_.weights + first * MATRIX_RUN, 0,
                          static_cast<size_t>(2 * TILE * MATRIX_RUN));
         for (int64_t r = first < top ? top : first; r < first + TILE && r < bottom; r++) {
-          count = 0;
-          each_kept([&](int64_t b, int half, __mmask16 bits) {
-            const V scores =
-                own_.visible[b] == NOTHING ? splat(UNSEEN) : load(scores_of(b, r) + half * LANES);
-            _mm512_mask_compressstoreu_ps(own_.kept + count, bits, scores);
-          });
+          each_kept(
+              [&](int64_t b, int half, __mmask16 bits) {
+                const V scores = own_.visible[b] == NOTHING ? splat(UNSEEN)
+                                                            : load(scores_of(b, r) + half * LANES);
+                _mm512_mask_compressstoreu_ps(own_.kept + count, bits, scores);
+              },
+              [&](int64_t empty) {
+                for (int64_t i = 0; i < empty; i++) own_.kept[count + i] = UNSEEN;
+              });
           store(own_.kept + kept, splat(UNSEEN));
           store(own_.kept + kept + LANES, splat(UNSEEN));
           for (int64_t i = 0; i < run; i++)
@@ -348,6 +386,7 @@ class MatrixRows {
   const Attention& a_;
   const MatrixScratch& own_;
   const int64_t begin_, count_, padded_, start_;
+  const int64_t* const depths_;
   const uint16_t *const keys_, *const values_;
   const int64_t first_token_, tokens_;
 };

@@ -34,6 +34,9 @@ ALWAYS_INLINE void fetch_near(const char* at) {
     __builtin_prefetch(at + NEAR + line, 0, 3);
 }
 
+// Finish all stores before tiles are loaded: some compilers do not know what such a load reads.
+ALWAYS_INLINE void finish_stores() { __asm__ volatile("" ::: "memory"); }
+
 // The sizes of the matrix unit's tiles: their rows; all rows have 64 bytes.
 struct alignas(64) TileSizes {
   uint8_t palette = 1, start_row = 0, unused[14] = {};
@@ -118,6 +121,7 @@ class TileState<MatrixPairs> {
     TileSizes sizes;
     sizes.rows[0] = sizes.rows[1] = sizes.rows[4] = first;
     sizes.rows[2] = sizes.rows[3] = sizes.rows[5] = second;
+    __asm__ volatile("" : : "r"(&sizes) : "memory");  // see `finish_stores`
     _tile_loadconfig(&sizes);
   }
   ~TileState() {
@@ -134,6 +138,7 @@ inline void tiles<MatrixPairs>(int m, const char* w, int64_t panel, int64_t pane
                                Prefetch next) {
   const int64_t steps = steps_of<MatrixPairs>(inputs);
   int64_t p = 0;
+  finish_stores();
   if (m <= 16)
     for (; p + 2 <= panels; p += 2)
       multiply_16<2>(w + p * panel, panel, x, stride, steps, out + 32 * p, ld);

@@ -256,6 +256,7 @@ void bind_kernels(nb::module_& m) {
   address_property(pass, "cosines", &Pass::cosines);
   address_property(pass, "sines", &Pass::sines);
   address_property(pass, "positions", &Pass::positions);
+  address_property(pass, "depths", &Pass::depths);
   address_property(pass, "starts", &Pass::starts);
   address_property(pass, "keys", &Pass::keys);
   address_property(pass, "values", &Pass::values);

@@ -30,10 +30,11 @@ struct RoundedRows {
     auto* numbers = reinterpret_cast<int8_t*>(row) + first;
     for (int64_t g = 0; g < count / GROUP; g++) {
       const float* x = values + g * GROUP;
-      V top = V{};
+      V top = V{}, invalid = V{};  // NaN, if a number is NaN or infinite
       for (int i = 0; i < GROUP; i += LANES) {
         const V v = load(x + i);
         top = larger(top, larger(v, -v));
+        invalid += v - v;
       }
       const float most = largest_of(top), by = most > 0 ? 127 / most : 0;
       const V magic = splat(0x1.8p23f);
@@ -46,7 +47,7 @@ struct RoundedRows {
       }
       int32_t sum = 0;
       for (int i = 0; i < LANES; i++) sum += sums[i];
-      const float step = most / 127;
+      const float step = any(invalid != invalid) ? __builtin_nanf("") : most / 127;
       const Scale scale{step, step * static_cast<float>(sum), -8 * sum, 0};
       __builtin_memcpy(row + inputs + (first / GROUP + g) * static_cast<int64_t>(sizeof(Scale)),
                        &scale, sizeof scale);
@@ -172,8 +173,9 @@ struct Int4 : RoundedRows {
 };
 
 // Weights in eight bits, in groups of 32 inputs with a step: w = step * (number - 128), numbers
-// from 1 to 255. A panel's group is, for each vector of outputs, a vector of steps in float32, then
-// eight of numbers: byte j of load i has input 4 i + j.
+// from 1 to 255; a step of NaN stands for weights that are not finite. A panel's group is, for each
+// vector of outputs, a vector of steps in float32, then eight of numbers: byte j of load i has
+// input 4 i + j.
 struct Int8 : RoundedRows {
   static constexpr int64_t VECTOR_BYTES = 9 * 4 * LANES, BYTES = VECTORS * VECTOR_BYTES;
 
@@ -260,19 +262,22 @@ struct Int8 : RoundedRows {
       for (int c = 0; c < COLUMNS; c++) {
         const int64_t output = panel * COLUMNS + c;
         char* const at = to + g * BYTES + c / LANES * VECTOR_BYTES + 4 * (c % LANES);
-        float values[GROUP] = {}, most = 0;
+        float values[GROUP] = {}, most = 0, invalid = 0;
         if (output < outputs) widen_row<D>(weight + output * inputs + g * GROUP, GROUP, values);
         for (const float value : values) {
           const float size = value < 0 ? -value : value;
           most = size > most ? size : most;
+          invalid += value - value;
         }
-        const float step = most / 127, by = most > 0 ? 127 / most : 0;
+        const bool valid = invalid == 0;  // no number is NaN or infinite
+        const float step = valid ? most / 127 : __builtin_nanf("");
+        const float by = valid && most > 0 ? 127 / most : 0;
         __builtin_memcpy(at, &step, sizeof step);
         for (int j = 0; j < GROUP / 4; j++) {
           uint32_t word = 0;
           for (int b = 0; b < 4; b++) {
             const auto number =
-                static_cast<int32_t>((values[4 * j + b] * by + 0x1.8p23f) - 0x1.8p23f);
+                valid ? static_cast<int32_t>((values[4 * j + b] * by + 0x1.8p23f) - 0x1.8p23f) : 0;
             word |= static_cast<uint32_t>(number + 128) << (8 * b);
           }
           __builtin_memcpy(at + 4 * LANES * (1 + j), &word, sizeof word);

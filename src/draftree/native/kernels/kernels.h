@@ -82,8 +82,11 @@ struct Pass {
   const void* cosines = nullptr;   // [P, D]
   const void* sines = nullptr;
   const int64_t* positions = nullptr;  // [N] rows of cosines and sines
-  const int64_t* starts = nullptr;     // [R] slots of each sequence's first token; null: 0
-  void* keys = nullptr;                // [layers, R, G, S, D]
+  // [N] the number of each token's ancestors among the pass's tokens, for a mask that may hide some
+  // of them by a sliding window. Null: it hides none.
+  const int64_t* depths = nullptr;
+  const int64_t* starts = nullptr;  // [R] slots of each sequence's first token; null: 0
+  void* keys = nullptr;             // [layers, R, G, S, D]
   void* values = nullptr;
   int64_t key_strides[3] = {}, value_strides[3] = {};  // from one sequence, group, slot to the next
   int64_t key_layer = 0, value_layer = 0;              // from one layer to the next

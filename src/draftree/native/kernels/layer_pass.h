@@ -31,20 +31,27 @@ class Arena {
   int64_t used_ = 0;
 };
 
-// Memory of the calling thread that lasts until its next call.
+// Return aligned memory of the calling thread. It keeps its content until the next call that writes
+// to it: a pass with FINISH alone reads the queries of the pass before.
 inline char* scratch(int64_t bytes) {
   struct Held {
     char* data = nullptr;
     int64_t size = 0;
     ~Held() { __builtin_free(data); }
+    char* aligned() const { return data + (128 - reinterpret_cast<uintptr_t>(data) % 128); }
   };
   static thread_local Held held;
   if (held.size < bytes + 128) {
-    __builtin_free(held.data);
-    held.size = bytes + bytes / 4 + 128;
-    held.data = static_cast<char*>(__builtin_malloc(static_cast<size_t>(held.size)));
+    Held grown;
+    grown.size = bytes + bytes / 4 + 128;
+    grown.data = static_cast<char*>(__builtin_malloc(static_cast<size_t>(grown.size)));
+    if (grown.data == nullptr) throw std::bad_alloc();
+    if (held.size > 0)
+      __builtin_memcpy(grown.aligned(), held.aligned(), static_cast<size_t>(held.size - 128));
+    std::swap(held.data, grown.data);
+    held.size = grown.size;
   }
-  return held.data + (128 - reinterpret_cast<uintptr_t>(held.data) % 128);
+  return held.aligned();
 }
 
 // A thread's share of a linear layer, as rounded numbers.
@@ -276,7 +283,9 @@ class Member {
 #if defined(DRAFTREE_AMX)
           if constexpr (BY_MATRIX_UNIT<D>) {
             const MatrixScratch own(attention_, a.slots, dim);
-            MatrixRows(a, group, begin, end - begin, its.start, queries, own).compute(emit);
+            const int64_t* const depths =
+                pass_.depths == nullptr ? nullptr : pass_.depths + its.first;
+            MatrixRows(a, group, begin, end - begin, its.start, depths, queries, own).compute(emit);
             return;
           }
 #endif

@@ -1,6 +1,8 @@
 // The kernels for one instruction set: this file is compiled once for each, with DRAFTREE_VARIANT
 // its name.
+#include <new>
 #include <type_traits>
+#include <utility>
 
 #include "kernels.h"
 #include "thread_team.h"

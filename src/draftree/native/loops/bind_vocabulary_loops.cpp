@@ -98,7 +98,7 @@ void find_likeliest(const T* row, int64_t width, int64_t k, int64_t* place, doub
 template <class T>
 std::tuple<Out<int64_t, 2>, Out<double, 2>> likeliest(const In<T, 2>& values, int64_t k) {
   const int64_t rows = values.size(0), width = values.size(1);
-  k = std::min(k, width);
+  k = std::clamp<int64_t>(k, 0, width);
   auto places = Out<int64_t, 2>::empty({rows, k});
   auto found = Out<double, 2>::empty({rows, k});
   {
@@ -115,7 +115,7 @@ template <class T>
 std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T, 2>& logits,
                                                                       int64_t k, int threads) {
   const int64_t rows = logits.size(0), width = logits.size(1);
-  k = std::min(k, width);
+  k = std::clamp<int64_t>(k, 0, width);
   auto tokens = Out<int64_t, 2>::empty({rows, k});
   auto log_q = Out<double, 2>::empty({rows, k});
   auto log_sums = Out<float>::empty({rows});
@@ -128,23 +128,26 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T
     float* log_sums;
   } context{vocabulary_loops(), logits.data(), rows,           width, k,
             tokens.data(),      log_q.data(),  log_sums.data()};
-  nb::gil_scoped_release release;
-  run_team(
-      static_cast<int>(std::min<int64_t>(threads, rows)),
-      [](void* data, int thread, int count) {
-        const auto* c = static_cast<const Context*>(data);
-        const int64_t begin = c->rows * thread / count, end = c->rows * (thread + 1) / count;
-        c->loops.top_log_probs(c->logits + begin * c->width, sizeof(T) == 4 ? FLOAT32 : BFLOAT16,
-                               end - begin, c->width, c->k, c->tokens + begin * c->k,
-                               c->log_q + begin * c->k, c->log_sums + begin);
-      },
-      &context);
+  {
+    nb::gil_scoped_release release;
+    run_team(
+        static_cast<int>(std::min<int64_t>(threads, rows)),
+        [](void* data, int thread, int count) {
+          const auto* c = static_cast<const Context*>(data);
+          const int64_t begin = c->rows * thread / count, end = c->rows * (thread + 1) / count;
+          c->loops.top_log_probs(c->logits + begin * c->width, sizeof(T) == 4 ? FLOAT32 : BFLOAT16,
+                                 end - begin, c->width, c->k, c->tokens + begin * c->k,
+                                 c->log_q + begin * c->k, c->log_sums + begin);
+        },
+        &context);
+  }
   return {tokens, log_q, log_sums};
 }
 
 }  // namespace
 
 void bind_vocabulary_loops(nb::module_& m) {
+  m.def("vocabulary_variant", [] { return vocabulary_loops().name; });
   m.def("entropies", &entropies);
   m.def("largest", &largest);
   m.def("confidences", &confidences);

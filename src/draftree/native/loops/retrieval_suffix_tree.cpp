@@ -56,6 +56,7 @@ int64_t last_place(const int32_t* text, int64_t end, int32_t token) {
 
 Occurrences in_text(const int32_t* text, int64_t end, const Limits& limits) {
   Occurrences found;
+  if (end == 0) return found;
   int64_t whole = 0;
   const int32_t* last = text + end - 1;
   for (int64_t place = last_place(text, end - 1, *last); place >= 0;

@@ -351,6 +351,7 @@ void top_log_probs_of(const typename D::T* row, int64_t width, int64_t k, int64_
   double logarithm = sum_of_exponentials<D>(row, width, top);
   logarithms<1>(&logarithm, &logarithm);
   const float sum = *log_sum = static_cast<float>(static_cast<double>(top) + logarithm);
+  if (k == 0) return;
   const float least = reached_by(k, groups) - sum;
   Leading leading{k, 0, tokens, log_q};
   for (int64_t b = 0; b < blocks; b++) {
