@@ -32,6 +32,8 @@ Pages = tuple[tuple[Tensor, Tensor], ...]
 
 Each tensor is [L, H, n, width], where L counts the layers of that shape.
 """
+ALIGNMENT = 64
+"""Bytes of a cache line of the processor, at which tensors begin."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,15 @@ class SlotCache:
         self, layers: int, heads: int, slots: int, width: int, device: torch.device
     ) -> Tensor:
         # Zeros, not empty memory: a masked slot still multiplies a weight of 0, and 0 · NaN is NaN.
-        return torch.zeros(layers, self.rows, heads, slots, width, dtype=self.dtype, device=device)
+        shape = (layers, self.rows, heads, slots, width)
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=device)
+        # `torch.zeros` writes all of the memory. The system's own zeros take memory when they are
+        # first used, and most slots of a cache are not used for long.
+        size = math.prod(shape) * self.dtype.itemsize
+        memory = torch.from_numpy(np.zeros(size + ALIGNMENT, np.uint8))
+        start = -memory.data_ptr() % ALIGNMENT
+        return memory[start : start + size].view(self.dtype).view(shape)
 
     @property
     def capacity(self) -> int:

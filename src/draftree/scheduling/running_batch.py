@@ -71,8 +71,8 @@ class RunningBatch:
 
         The batch is created or enlarged if necessary.
 
-        A pass also computes free slots, so a batch has no more slots than it needs. If passes are
-        recorded as CUDA graphs, it has `max_sequences` slots from the start.
+        A padded pass also computes free slots, so a batch begins with no more slots than it needs.
+        If passes are recorded as CUDA graphs, it has `max_sequences` slots from the start.
         """
         if self.opened is None:
             parts, self.state = self._host.scheduled_parts()
@@ -154,13 +154,16 @@ class RunningBatch:
                 self.running[row].row = row
 
     def shrink(self, waiting: bool) -> None:
-        """Make the batch smaller after it has had free slots for `IDLE_STEPS` steps.
+        """Make the batch smaller after it has had too many free slots for `IDLE_STEPS` steps.
 
-        The batch keeps its size while requests wait or prompts are being read.
+        One free slot is too many in padded passes, which also compute free slots. In packed passes
+        half of the slots are. The batch keeps its size while requests wait or prompts are being
+        read.
         """
         assert self.opened is not None
         rows = self.opened[1]
-        spare = len(self.running) < rows.cache.rows and not (waiting or self.reading)
+        most = rows.cache.rows // 2 if self._host.target.packs else rows.cache.rows - 1
+        spare = len(self.running) <= most and not (waiting or self.reading)
         self._spare_steps = self._spare_steps + 1 if spare else 0
         if self._spare_steps >= IDLE_STEPS and self.movable and not rows.cache.ladder.few:
             self.resize(len(self.running))
