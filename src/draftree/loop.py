@@ -138,7 +138,9 @@ def step_and_read(
     Returns:
         The new tokens, the next state, and the results for the chunks; None if there are none.
     """
-    if parts.policy.pauses(state.policy, rows.live.size) and not parts.drafter.sends_probes:
+    if not parts.drafter.sends_probes and (
+        parts.policy.pauses(state.policy, rows.live.size) or parts.costs.needs_plain_step()
+    ):
         return _step_without_drafts(parts, rows, state, chunks)
     state = catch_up(parts, rows, state)
     target = parts.target
@@ -184,7 +186,7 @@ def step_and_read(
 def _step_without_drafts(
     parts: Components, rows: SequenceBatch, state: State, chunks: Sequence[Chunk]
 ) -> tuple[list[Emitted], State, Read | None]:
-    """Run a step of `step_and_read` in which the policy pauses.
+    """Run a step of `step_and_read` in which the policy pauses, or that times a plain pass.
 
     The drafter reads such steps when the pause ends, or when a sequence begins or ends.
     """
@@ -200,7 +202,16 @@ def _step_without_drafts(
     beside = sum(len(chunk.tokens) for chunk in chunks)
     recorded = capture.recordings > recordings
     parts.costs.observe(
-        StepTimes(work.context, running, work.fed, seconds, recorded=recorded, beside=beside)
+        StepTimes(
+            work.context,
+            running,
+            work.fed,
+            seconds,
+            seconds=seconds,
+            gained=running,
+            recorded=recorded,
+            beside=beside,
+        )
     )
     rows.clock(verify=seconds)
     for chunk in chunks:

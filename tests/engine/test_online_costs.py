@@ -177,6 +177,44 @@ def test_wrong_estimates_cost_little_time(case: str, home: Path) -> None:
     assert spent <= 1.03 * gained / best
 
 
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_drafting_that_no_longer_pays_ends(reloaded: bool) -> None:
+    """Wide passes took as long as narrow ones; then narrow ones take half the time, and wide ones more."""
+    draft, before, after = 0.001, (lambda n: 0.02), (lambda n: 0.01 * (1 + (n - 1) / 4))
+    learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
+    sizes = dict.fromkeys(("draft", "commit", "find", "overhead"), Size(seconds=draft))
+    costs = OnlineCosts(learner, Learner(None, {}, sizes, lambda: SPEED))
+    rng = np.random.default_rng(0)
+
+    def seconds_per_token(curve: Curve, n: int) -> float:
+        return (draft * (n > 0) + curve(1 + n)) / (1 + sum(VALUES[:n]))
+
+    def run(true: Curve, steps: int) -> float:
+        """Return the seconds of some steps divided by those of the best ones."""
+        spent = best = 0.0
+        for _ in range(steps):
+            plain = costs.needs_plain_step()
+            believed = costs.at(0, 1)
+            sizes = range(1 if plain else 17)
+            n = min(sizes, key=lambda n: seconds_per_token(believed.target_seconds, n))
+            seconds, written = true(1 + n) * math.exp(0.05 * rng.normal()), 1 + sum(VALUES[:n])
+            spent += draft * (n > 0) + true(1 + n)
+            best += written * min(seconds_per_token(true, n) for n in range(17))
+            drafts = (DraftStep(1, draft),) * (n > 0)
+            whole = seconds + draft * (n > 0)
+            step = StepTimes(0, 1, 1 + n, seconds, drafts, seconds=whole, gained=round(written))
+            costs.observe(step)
+        return spent / best
+
+    assert run(before, 1000) < 1.02
+    if reloaded:
+        target = learner.models["target"]
+        stored = Correction.of(target.correction.as_json())
+        learner.models["target"] = replace(target, correction=stored)
+    assert run(after, 200) < 1.3
+    assert run(after, 400) < 1.03
+
+
 def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
     drafter = Learner(

@@ -93,6 +93,9 @@ class Noted:
     def at(self, context: int, rows: int) -> Costs:
         return self._costs
 
+    def needs_plain_step(self) -> bool:
+        return False
+
     def observe(self, step: StepTimes) -> None:
         self.seen.append(step)
 

@@ -44,6 +44,9 @@ class Recorded:
     def at(self, context: int, rows: int) -> Costs:
         return replace(self.costs, context=context, rows=rows)
 
+    def needs_plain_step(self) -> bool:
+        return False
+
     def observe(self, step: StepTimes) -> None:
         self.seen.append(step)
 

@@ -57,10 +57,11 @@ TIMING_NOISE_STD, MEASURED_NOISE = 0.1, 0.03
 
 `MEASURED_NOISE` is that of an explicit measurement.
 """
-DRIFT_STD, FORGETTING_RATE = 0.02, 1e-5
+DRIFT_STD, FORGETTING_RATE = 0.02, 1e-3
 """Standard deviation by which the level drifts per timing.
 
-`FORGETTING_RATE` is the share of the prior covariance that returns with each timing.
+`FORGETTING_RATE` is the share of the prior covariance that returns with each timing: the shape of a
+curve changes, too, for example if another program uses the memory's bandwidth.
 """
 OUTLIER_STDS = 3.0
 """Number of standard deviations beyond which a timing is an outlier."""
@@ -215,8 +216,8 @@ class Correction:
     def learn(self, place: PassShape, log_ratio: float, measured: bool = False) -> "Correction":
         """Return the correction after one timing.
 
-        An outlier changes nothing, unless it is the third in a row in the same direction. The level
-        of all times is then assumed to have changed.
+        An outlier changes nothing, unless it is the third in a row in the same direction. All times
+        are then assumed to have changed, above all their level.
 
         Args:
             place: the properties of the timed pass.
@@ -237,7 +238,7 @@ class Correction:
                 outliers = 1 if residual > 0 else -1
             if abs(outliers) < MIN_CONFIRMING_OUTLIERS:
                 return replace(self, outliers=outliers)
-            covariance = covariance + residual**2 * _LEVEL
+            covariance = covariance + residual**2 * (_LEVEL + _SHAPE)
             gain = covariance[:, at] @ weights
             variance, outliers = float(weights @ gain[at]) + TIMING_NOISE_STD**2, 0
         mean = self.mean + gain * (residual / variance)
@@ -424,5 +425,6 @@ def _prior() -> Floats:
 _PRIOR = _prior()
 _LEVEL = np.zeros_like(_PRIOR)
 _LEVEL[: len(TOKEN_GRID), : len(TOKEN_GRID)] = 1.0
-_DRIFT = DRIFT_STD**2 * _LEVEL + FORGETTING_RATE * _PRIOR
+_SHAPE = _PRIOR - LEVEL_STD**2 * _LEVEL
+_DRIFT = DRIFT_STD**2 * _LEVEL + FORGETTING_RATE * _SHAPE
 assert TOKEN_GRID[-1] < MAX_WIDTH

@@ -163,6 +163,10 @@ class Costs(Part):
         """Return the object itself; costs by context and batch are selected by a `CostTable`."""
         return self
 
+    def needs_plain_step(self) -> bool:
+        """Return False, because these costs are fixed."""
+        return False
+
     def observe(self, step: StepTimes) -> None:
         """Ignore a step's timings, because these costs are fixed."""
 
@@ -187,6 +191,13 @@ class CostSource(Protocol):
             context: number of tokens in the KV cache of the longest sequence.
             rows: the number of sequences.
         """
+
+    def needs_plain_step(self) -> bool:
+        """Return whether the next step is to run without drafts, so that its pass is timed.
+
+        Fixed costs never need one.
+        """
+        return False
 
     def observe(self, step: StepTimes) -> None:
         """Learn from the timings of a finished step; fixed costs ignore them."""
@@ -238,6 +249,10 @@ class CostTable:
         if (context, rows) not in self._costs_by_shape:  # needed at every step, so cached
             self._costs_by_shape[context, rows] = self._between(context, rows)
         return self._costs_by_shape[context, rows]
+
+    def needs_plain_step(self) -> bool:
+        """Return False, because these costs are fixed."""
+        return False
 
     def observe(self, step: StepTimes) -> None:
         """Ignore a step's timings, because these costs are fixed."""

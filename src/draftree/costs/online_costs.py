@@ -65,7 +65,10 @@ OPTIMISM, MIN_UNCERTAIN_STD = 1.0, 0.25
 RATE_DECAY = 1 / 64
 """Weight of one step in the running rate of tokens per second."""
 STALE_AFTER_STEPS = 32
-"""Number of steps without a draft step after which the costs of draft steps may be outdated."""
+"""Number of steps without a draft step after which the costs of draft steps may be outdated.
+
+So may be those of plain passes after so many steps with drafts.
+"""
 
 
 @lru_cache(maxsize=64)
@@ -198,7 +201,8 @@ class OnlineCosts:
         self._allowed, self._token = INITIAL_EXPLORATION_BUDGET, 0.0
         self._exploring = False
         self._steps = 0
-        self._undrafted = STALE_AFTER_STEPS
+        self._undrafted, self._without_plain = STALE_AFTER_STEPS, 0
+        self._runs_plain = self._confirming = False
         self._gained, self._spent = 0.0, 0.0
 
     def at(self, context: int, rows: int) -> Costs:
@@ -211,9 +215,28 @@ class OnlineCosts:
         context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
         expected, stale = self._costs(context, rows), self._undrafted >= STALE_AFTER_STEPS
         self._token = expected.token
-        turn = self._steps % EXPLORATION_INTERVAL == EXPLORATION_INTERVAL - 1
-        self._exploring = turn and self._allowed > 1 and (stale or self._uncertain(context, rows))
+        if self._runs_plain:
+            self._runs_plain, self._exploring = False, True
+            return expected
+        self._exploring = self._may_explore and (stale or self._uncertain(context, rows))
         return self._costs(context, rows, True, stale) if self._exploring else expected
+
+    def needs_plain_step(self) -> bool:
+        """Return whether the next step is to run without drafts, so that its pass is timed.
+
+        This is so if drafts were verified in all of the last `STALE_AFTER_STEPS` steps. Their
+        passes do not tell how long a pass without drafts takes at present, and so not what drafting
+        gains. Such a step is an exploring step. It is repeated while its time is an outlier, which
+        has to be confirmed.
+        """
+        due = self._without_plain >= STALE_AFTER_STEPS
+        self._runs_plain = self._confirming or (due and self._may_explore)
+        return self._runs_plain
+
+    @property
+    def _may_explore(self) -> bool:
+        turn = self._steps % EXPLORATION_INTERVAL == EXPLORATION_INTERVAL - 1
+        return turn and self._allowed > 1
 
     def observe(self, step: StepTimes) -> None:
         """Learn from the timings of a finished step."""
@@ -223,6 +246,10 @@ class OnlineCosts:
         self._learn(step)
         learnt = self.drafter.models["draft"].correction.timings > drafts
         self._undrafted = 0 if learnt else self._undrafted + 1
+        plain = step.tokens == step.sequences
+        outlier = self.target.models["target"].correction.outliers != 0
+        self._confirming = plain and self._exploring and outlier
+        self._without_plain = 0 if plain else self._without_plain + 1
 
     def _learn(self, step: StepTimes) -> None:
         self._steps += 1
