@@ -500,7 +500,7 @@ class SequenceBatch:
             tree: the tree that the target verified.
             probes: tokens that the drafter added to the target's pass.
             finds: number of retrievals without a model pass.
-            paused: whether the step ran without the drafter, because the policy paused.
+            paused: whether the step ran without the drafter; see `Work`.
         """
         fed = len(tree) + (0 if probes is None else len(probes.row))
         self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds, paused))

@@ -139,7 +139,8 @@ def step_and_read(
         The new tokens, the next state, and the results for the chunks; None if there are none.
     """
     if not parts.drafter.sends_probes and (
-        parts.policy.pauses(state.policy, rows.live.size) or parts.costs.needs_plain_step()
+        parts.policy.pauses(state.policy, rows.live.size)
+        or (not chunks and parts.costs.needs_plain_step())
     ):
         return _step_without_drafts(parts, rows, state, chunks)
     state = catch_up(parts, rows, state)
@@ -188,7 +189,7 @@ def _step_without_drafts(
 ) -> tuple[list[Emitted], State, Read | None]:
     """Run a step of `step_and_read` in which the policy pauses, or that times a plain pass.
 
-    The drafter reads such steps when the pause ends, or when a sequence begins or ends.
+    The drafter reads such steps before the next step with drafts, or when a sequence begins or ends.
     """
     needs, running = parts.drafter.needs, rows.live.size
     capture = parts.target.decoder.capture

@@ -38,7 +38,8 @@ class Work:
         rows: number of sequences in the step.
         context: number of committed tokens of the longest of these sequences.
         finds: number of retrievals without a model pass.
-        paused: whether the step ran without the drafter, because the policy paused.
+        paused: whether the step ran without the drafter, because the policy paused or the step
+            timed a plain pass.
     """
 
     frontiers: tuple[int, ...]

@@ -11,7 +11,7 @@ h holds linear interpolation weights on a grid of token counts, of context lengt
 sequences, and an indicator for the first draft step of a tree. θ has a Gaussian prior under which
 neighbouring grid points are correlated, so that a timing corrects its neighbours too (a Kalman
 filter: West & Harrison, Bayesian Forecasting and Dynamic Models, section 4.3). The level of θ
-drifts, so that a change of load is followed.
+drifts, and the rest of θ does so slowly, so that a change of load is followed.
 
 Shapes: G entries of θ, P places, W widths.
 """
@@ -60,9 +60,11 @@ TIMING_NOISE_STD, MEASURED_NOISE = 0.1, 0.03
 DRIFT_STD, FORGETTING_RATE = 0.02, 1e-3
 """Standard deviation by which the level drifts per timing.
 
-`FORGETTING_RATE` is the share of the prior covariance that returns with each timing: the shape of a
-curve changes, too, for example if another program uses the memory's bandwidth.
+`FORGETTING_RATE` is the share of the prior covariance of the shape, which is all but the level, that
+returns with each timing: for example, another program may use the memory's bandwidth.
 """
+MAX_FORGOTTEN_STD = 0.15
+"""Standard deviation of the slope from 1 to 32 tokens from which on nothing more is forgotten."""
 OUTLIER_STDS = 3.0
 """Number of standard deviations beyond which a timing is an outlier."""
 MIN_CONFIRMING_OUTLIERS = 3
@@ -242,7 +244,9 @@ class Correction:
             gain = covariance[:, at] @ weights
             variance, outliers = float(weights @ gain[at]) + TIMING_NOISE_STD**2, 0
         mean = self.mean + gain * (residual / variance)
-        covariance = (1 - FORGETTING_RATE) * (covariance - np.outer(gain, gain / variance)) + _DRIFT
+        covariance = covariance - np.outer(gain, gain / variance) + _DRIFT
+        if _SLOPE @ covariance @ _SLOPE < MAX_FORGOTTEN_STD**2:
+            covariance = (1 - FORGETTING_RATE) * covariance + FORGETTING_RATE * _SHAPE
         return Correction(mean, covariance, self.timings + 1, outliers)
 
     def fuse(self, other: "Correction") -> "Correction":
@@ -426,5 +430,7 @@ _PRIOR = _prior()
 _LEVEL = np.zeros_like(_PRIOR)
 _LEVEL[: len(TOKEN_GRID), : len(TOKEN_GRID)] = 1.0
 _SHAPE = _PRIOR - LEVEL_STD**2 * _LEVEL
-_DRIFT = DRIFT_STD**2 * _LEVEL + FORGETTING_RATE * _SHAPE
+_SLOPE = np.zeros(len(_PRIOR))
+_SLOPE[TOKEN_GRID.index(1)], _SLOPE[TOKEN_GRID.index(32)] = -1.0, 1.0
+_DRIFT = DRIFT_STD**2 * _LEVEL
 assert TOKEN_GRID[-1] < MAX_WIDTH

@@ -135,7 +135,7 @@ class Costs(Part):
         return self.drafting(work) + self.target_seconds(work.fed / work.rows)
 
     def drafting(self, work: Work) -> float:
-        """Return the estimated seconds of a step beside its target pass; 0 if the policy paused."""
+        """Return the estimated seconds of a step beside its target pass; 0 without the drafter."""
         if work.paused:
             return 0.0
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()

@@ -226,8 +226,8 @@ class OnlineCosts:
 
         This is so if drafts were verified in all of the last `STALE_AFTER_STEPS` steps. Their
         passes do not tell how long a pass without drafts takes at present, and so not what drafting
-        gains. Such a step is an exploring step. It is repeated while its time is an outlier, which
-        has to be confirmed.
+        gains. Such a step is an exploring step. It is repeated, up to twice, if its time is an
+        outlier, which has to be confirmed.
         """
         due = self._without_plain >= STALE_AFTER_STEPS
         self._runs_plain = self._confirming or (due and self._may_explore)
@@ -243,12 +243,15 @@ class OnlineCosts:
         if step.recorded:
             return
         drafts = self.drafter.models["draft"].correction.timings
+        outliers = self.target.models["target"].correction.outliers
         self._learn(step)
         learnt = self.drafter.models["draft"].correction.timings > drafts
         self._undrafted = 0 if learnt else self._undrafted + 1
+        if step.beside:
+            return
         plain = step.tokens == step.sequences
-        outlier = self.target.models["target"].correction.outliers != 0
-        self._confirming = plain and self._exploring and outlier
+        counted = self.target.models["target"].correction.outliers
+        self._confirming = plain and self._exploring and counted not in (0, outliers)
         self._without_plain = 0 if plain else self._without_plain + 1
 
     def _learn(self, step: StepTimes) -> None:
@@ -257,7 +260,8 @@ class OnlineCosts:
         if not step.beside:
             self._account(step)
             model = self.target.models["target"]
-            if model.correction.timings > FULL_LEARNING_TIMINGS and self._steps % LEARNING_INTERVAL:
+            known = model.correction.timings > FULL_LEARNING_TIMINGS and not self._confirming
+            if known and self._steps % LEARNING_INTERVAL:
                 expected = self._costs(context, step.sequences).target_seconds(
                     step.tokens / step.sequences
                 )

@@ -14,8 +14,8 @@ from draftree.scheduling.handle import Entry
 from draftree.scheduling.options import SchedulerOptions
 
 IDLE_STEPS = 4
-"""Number of steps with free slots and without waiting requests after which the batch is made
-smaller."""
+"""Number of steps with too many free slots and without waiting requests after which the batch is
+made smaller."""
 
 
 @final
@@ -156,13 +156,14 @@ class RunningBatch:
     def shrink(self, waiting: bool) -> None:
         """Make the batch smaller after it has had too many free slots for `IDLE_STEPS` steps.
 
-        One free slot is too many in padded passes, which also compute free slots. In packed passes
-        half of the slots are. The batch keeps its size while requests wait or prompts are being
-        read.
+        One free slot is too many if the target's passes are padded, and compute free slots, too. If
+        they are packed, a quarter of the slots is, because drafters may still compute them. The
+        batch keeps its size while requests wait or prompts are being read.
         """
         assert self.opened is not None
         rows = self.opened[1]
-        most = rows.cache.rows // 2 if self._host.target.packs else rows.cache.rows - 1
+        slots = rows.cache.rows
+        most = 3 * slots // 4 if self._host.target.packs else slots - 1
         spare = len(self.running) <= most and not (waiting or self.reading)
         self._spare_steps = self._spare_steps + 1 if spare else 0
         if self._spare_steps >= IDLE_STEPS and self.movable and not rows.cache.ladder.few:
