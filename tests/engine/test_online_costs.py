@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from draftree import cost_estimate, measure_costs
 from draftree.cost_estimate import cost_key, draft_size, learnt_costs, target_size
-from draftree.costs import machine_probe, online_costs
+from draftree.costs import cost_model, machine_probe, online_costs
 from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed
 from draftree.costs.curves import Costs, CostTable
 from draftree.costs.online_costs import Learner, OnlineCosts
@@ -100,7 +100,7 @@ def test_a_curve_with_a_step_is_learnt(seed: int) -> None:
 def test_one_slow_step_moves_no_curve() -> None:
     true = lambda n: 0.02 + 0.001 * n
     before = taught(model(), true, 100)
-    widths = tuple(map(float, online_costs.CURVE_WIDTHS))
+    widths = tuple(map(float, cost_model.CURVE_WIDTHS))
     after = before.learn(PassShape(4), 50 * true(4))
     moved = np.abs(after.curve(widths, 0, 1) / before.curve(widths, 0, 1) - 1)
     assert moved.max() < 0.05

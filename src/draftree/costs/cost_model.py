@@ -35,6 +35,8 @@ TOKEN_GRID = (
 
 The time of kernels often rises after 8, 16, 32, 64 and 128 tokens.
 """
+CURVE_WIDTHS = tuple(n for n in TOKEN_GRID if n <= 128)
+"""Numbers of tokens of a single sequence at which cost curves have a point."""
 CONTEXT_GRID = (64, 256, 1024, 4096, 16384, 65536)
 """Grid points for the context length of a sequence."""
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
@@ -358,6 +360,18 @@ class CostModel:
         return self.size.estimates(self.speed, np.array(tokens), context, sequences) * np.exp(
             correction
         )
+
+
+@lru_cache(maxsize=64)
+def curve_points(rows: int) -> tuple[float, ...]:
+    """Return the numbers of tokens of R sequences together at which cost curves have a point.
+
+    Kernels have steps at numbers of tokens of the whole batch. A pass over eight sequences may take
+    no longer for 16 tokens than for nine, and much longer than for eight.
+    """
+    shared = (n for n in TOKEN_GRID if n <= CURVE_WIDTHS[-1] * rows)
+    multiples = (n * rows for n in CURVE_WIDTHS if n == 1 or n * rows > TOKEN_GRID[-1])
+    return tuple(map(float, sorted({*shared, *multiples})))
 
 
 @lru_cache(maxsize=4096)

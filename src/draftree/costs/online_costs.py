@@ -11,21 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import final
 
 import numpy as np
 
-from draftree.costs.cost_model import TOKEN_GRID, Correction, CostModel, PassShape, Size, Speed
+from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed, curve_points
 from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats
 from draftree.utils.files import as_user_error, lock_output, read_object, write_text
 
-CURVE_WIDTHS = tuple(n for n in TOKEN_GRID if n <= 128)
-"""Numbers of tokens of a single sequence at which cost curves have a point."""
 LOOKUPS = ("commit", "find", "overhead")
 """Names of the learnt costs that do not depend on the number of tokens."""
 TABLE_CONTEXTS = (128, 1024)
@@ -69,18 +66,6 @@ STALE_AFTER_STEPS = 32
 
 So may be those of plain passes after so many steps with drafts.
 """
-
-
-@lru_cache(maxsize=64)
-def curve_points(rows: int) -> tuple[float, ...]:
-    """Return the numbers of tokens of R sequences together at which cost curves have a point.
-
-    Kernels have steps at numbers of tokens of the whole batch. A pass over eight sequences may take
-    no longer for 16 tokens than for nine, and much longer than for eight.
-    """
-    shared = (n for n in TOKEN_GRID if n <= CURVE_WIDTHS[-1] * rows)
-    multiples = (n * rows for n in CURVE_WIDTHS if n == 1 or n * rows > TOKEN_GRID[-1])
-    return tuple(map(float, sorted({*shared, *multiples})))
 
 
 @final
