@@ -189,7 +189,8 @@ def _step_without_drafts(
 ) -> tuple[list[Emitted], State, Read | None]:
     """Run a step of `step_and_read` in which the policy pauses, or that times a plain pass.
 
-    The drafter reads such steps before the next step with drafts, or when a sequence begins or ends.
+    The drafter reads such steps before the next step with drafts, or when a sequence begins or
+    ends.
     """
     needs, running = parts.drafter.needs, rows.live.size
     capture = parts.target.decoder.capture

@@ -179,8 +179,10 @@ def test_wrong_estimates_cost_little_time(case: str, home: Path) -> None:
 
 @pytest.mark.parametrize("reloaded", [False, True])
 def test_drafting_that_no_longer_pays_ends(reloaded: bool) -> None:
-    """Wide passes took as long as narrow ones; then narrow ones take half the time, and wide ones more."""
-    draft, before, after = 0.001, (lambda n: 0.02), (lambda n: 0.01 * (1 + (n - 1) / 4))
+    """Wide passes took as long as narrow ones; then narrow ones take half of it, and wide ones more."""
+    draft = 0.001
+    before = lambda n: 0.02
+    after = lambda n: 0.01 * (1 + (n - 1) / 4)
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
     sizes = dict.fromkeys(("draft", "commit", "find", "overhead"), Size(seconds=draft))
     costs = OnlineCosts(learner, Learner(None, {}, sizes, lambda: SPEED))
@@ -197,7 +199,8 @@ def test_drafting_that_no_longer_pays_ends(reloaded: bool) -> None:
             believed = costs.at(0, 1)
             sizes = range(1 if plain else 17)
             n = min(sizes, key=lambda n: seconds_per_token(believed.target_seconds, n))
-            seconds, written = true(1 + n) * math.exp(0.05 * rng.normal()), 1 + sum(VALUES[:n])
+            seconds = true(1 + n) * math.exp(0.05 * rng.normal())
+            written = 1 + sum(VALUES[:n])
             spent += draft * (n > 0) + true(1 + n)
             best += written * min(seconds_per_token(true, n) for n in range(17))
             drafts = (DraftStep(1, draft),) * (n > 0)

@@ -62,8 +62,8 @@ TIMING_NOISE_STD, MEASURED_NOISE = 0.1, 0.03
 DRIFT_STD, FORGETTING_RATE = 0.02, 1e-3
 """Standard deviation by which the level drifts per timing.
 
-`FORGETTING_RATE` is the share of the prior covariance of the shape, which is all but the level, that
-returns with each timing: for example, another program may use the memory's bandwidth.
+`FORGETTING_RATE` is the share of the shape's prior covariance that returns with each timing. The
+shape is all but the level. It changes, for example, if another program uses the memory's bandwidth.
 """
 MAX_FORGOTTEN_STD = 0.15
 """Standard deviation of the slope from 1 to 32 tokens from which on nothing more is forgotten."""

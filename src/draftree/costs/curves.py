@@ -135,7 +135,7 @@ class Costs(Part):
         return self.drafting(work) + self.target_seconds(work.fed / work.rows)
 
     def drafting(self, work: Work) -> float:
-        """Return the estimated seconds of a step beside its target pass; 0 without the drafter."""
+        """Return the estimated seconds of a step without its target pass; 0 if no drafter ran."""
         if work.paused:
             return 0.0
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
@@ -195,9 +195,8 @@ class CostSource(Protocol):
     def needs_plain_step(self) -> bool:
         """Return whether the next step is to run without drafts, so that its pass is timed.
 
-        Fixed costs never need one.
+        Fixed costs never need such a step.
         """
-        return False
 
     def observe(self, step: StepTimes) -> None:
         """Learn from the timings of a finished step; fixed costs ignore them."""

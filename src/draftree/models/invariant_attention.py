@@ -141,7 +141,7 @@ def _native(
     it.values = address(v)
     it.value_strides = v.stride()[:3]
     it.mask_strides = tuple(
-        stride * (size > 1) for stride, size in zip(mask.stride()[:3], mask.shape, strict=False)
+        stride * (size > 1) for stride, size in zip(mask.stride()[:3], mask.shape[:3], strict=True)
     )
     it.sinks = address(sinks)
     it.scale = scale

@@ -352,7 +352,9 @@ def run_layers(
     out = torch.empty_like(x) if selected is None else x.new_empty(len(selected), x.shape[2])
     table = depths = None
     if isinstance(mask, PackedMask):
-        table, depths, mask = mask.table, mask.depths, mask.values
+        table = mask.table
+        depths = mask.depths
+        mask = mask.values
     given = mask is not None and mask.dtype is x.dtype and mask.stride(-1) == 1
     if parts & SECOND_PART and not given:
         mask = to_additive_mask(x[:, None], within.slots, mask).to(x.dtype).contiguous()

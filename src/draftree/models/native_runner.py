@@ -202,12 +202,11 @@ class NativeRunner(ModelRunner):
 
     def _mask(self, kind: str, batch: ForwardBatch, cache: SlotCache) -> Tensor | PackedMask:
         window = self._hf.window if kind == SLIDING else None
-        if window is not None:
-            depths = batch.positions - np.repeat(batch.starts, batch.counts)
-            return PackedMask(cache.packed_masks(batch, window), _table(batch), depths)
-        if len(batch.counts) == 1:
+        if window is None and len(batch.counts) == 1:
             return cache.mask(batch)
-        return PackedMask(cache.packed_masks(batch), _table(batch))
+        windowed = window is not None
+        depths = batch.positions - np.repeat(batch.starts, batch.counts) if windowed else None
+        return PackedMask(cache.packed_masks(batch, window), _table(batch), depths)
 
     def _angles(self, batch: ForwardBatch, x: Tensor) -> Angles:
         if self._hf.rope_boundary is None:
