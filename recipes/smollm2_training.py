@@ -51,9 +51,13 @@ from gpu_answers import Layers, Question, Writer
 
 from draftree.data.decontamination import Excluded
 from draftree.data.samples import Sample
+from draftree.drafters.base import Trainable, TrainableMethod
+from draftree.drafters.eagle3 import EAGLE3
+from draftree.drafters.peagle import PEAGLE
 from draftree.engine import target_of
+from draftree.errors import UserError
 from draftree.models.sdpa_backends import unplanned_attention
-from draftree.registry import build
+from draftree.registry import build, in_folder
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training import resume, teacher, trainer
 from draftree.training.distributed import Processes
@@ -78,6 +82,7 @@ SPECS = {
     "eagle3": ("eagle3:preset=fast,draft_vocab=8192,steps=4", 1.5e-3),
     "edd": ("edd:preset=fast,draft_vocab=8192", 3e-3),
     "dspark": ("dspark:draft_vocab=8192,rank=32", 2e-3),
+    "peagle": ("peagle:draft_vocab=8192", 1e-3),
 }
 """Each drafter and its rate."""
 NUMBERS: dict[str, Any] = {
@@ -419,6 +424,31 @@ def read_fast(target: Target) -> None:
     teacher.read_features = read
 
 
+def started(
+    method: TrainableMethod, folder: pathlib.Path, target: Target, learnt: Sequence[Sample]
+) -> Trainable[Any]:
+    """Return a drafter that starts from the weights of a checkpoint.
+
+    `peagle` may also start from `eagle3`: its layer has the same shapes. Its vector for unknown
+    features, which `eagle3` does not have, starts as the mean features of some texts.
+    """
+    found = in_folder(str(folder))
+    if not (isinstance(method, PEAGLE) and isinstance(found, EAGLE3)):
+        return resume.start_from(method, folder, target)
+    drafter = method.fresh(target)
+    weights = found.load_drafter(target).model.float().state_dict()
+    renamed = {key.replace("midlayer.", "layers.0."): value for key, value in weights.items()}
+    missing, unknown = drafter.model.load_state_dict(renamed, strict=False)
+    if missing != ["mask_hidden"] or unknown:
+        raise UserError(f"'{folder}' cannot begin peagle: {missing} {unknown}")
+    teacher = Teacher(target, drafter.needs, learnt[:16])
+    each = [teacher.batch([number], 0) for number in range(len(teacher.samples))]
+    read = [torch.cat([batch.hidden[layer] for layer in drafter.model.reads], -1) for batch in each]
+    with torch.no_grad():
+        drafter.model.mask_hidden.copy_(torch.cat(read, 1).float().mean((0, 1)))
+    return drafter
+
+
 def measured(
     target: Target, drafter: Any, held: dict[str, list[Sample]], together: int = 10
 ) -> Row:
@@ -450,7 +480,7 @@ def train(
     learnt, held = read(data, share)
     torch.manual_seed(0)
     method = build("drafter", spec)
-    drafter: Any = init_from and resume.start_from(method, init_from, target)
+    drafter: Any = init_from and started(method, init_from, target, learnt)
     if drafter is None:
         counted = np.concatenate([s.tokens[s.learn] for s in learnt])
         drafter = method.fresh(target)

@@ -187,10 +187,10 @@ def step_and_read(
 def _step_without_drafts(
     parts: Components, rows: SequenceBatch, state: State, chunks: Sequence[Chunk]
 ) -> tuple[list[Emitted], State, Read | None]:
-    """Run a step of `step_and_read` in which the policy pauses, or that times a plain pass.
+    """Run one step of `step_and_read` without drafts.
 
-    The drafter reads such steps before the next step with drafts, or when a sequence begins or
-    ends.
+    Such a step runs while the policy pauses drafting, or to time a plain pass. The drafter reads
+    its tokens later: before the next step with drafts, or when a sequence begins or ends.
     """
     needs, running = parts.drafter.needs, rows.live.size
     capture = parts.target.decoder.capture

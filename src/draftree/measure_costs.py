@@ -180,8 +180,8 @@ class _Setting:
     def draft_step(self, f: int) -> Callable[[], Any]:
         """Return a function that expands f nodes of each sequence and appends their candidates.
 
-        The drafter has read the roots before. If its pass over the roots also computes the
-        candidates of these nodes, the function runs that pass.
+        The drafter has read the roots before the function is called. Some drafters compute the
+        candidates of all nodes in the pass over the roots. For them the function runs that pass.
         """
         tree = self._star(f + 1)
         rows = self.from_roots.roots
@@ -204,10 +204,10 @@ class _Setting:
         )
 
     def commit(self) -> tuple[tuple[Callable[[], Any], Callable[[], Any]], ...]:
-        """Return functions that run the drafter's commit of a chain, and its postponed work.
+        """Return two pairs of functions; each pair runs work of the drafter and undoes it.
 
-        Each comes with a function that undoes it. The chain includes the root. The target commits
-        the chain before.
+        The first pair commits a chain, which includes the root and which the target has committed.
+        The second pair does the work that the drafter postpones after a commit.
         """
         rows = self.from_roots.roots
         tree = self.from_roots

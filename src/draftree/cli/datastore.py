@@ -93,7 +93,7 @@ def show_datastore(
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
-    """Return settings that are given as KEY=VALUE as a dictionary."""
+    """Return a dictionary of settings of the form KEY=VALUE."""
     return {key: value for key, _, value in (item.partition("=") for item in settings)}
 
 

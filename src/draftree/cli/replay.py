@@ -39,7 +39,7 @@ class ReplayOptions(CellsOptions):
 
 @dataclass_command
 def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
-    """Compare drafters and policies on recorded texts without running the model, for this or another machine."""
+    """Compare drafters and policies on recorded texts, for this or another machine; the model does not run."""
     asked = asked.with_default_out("replay")
     result, work = run_replay(ctx, asked)
     save_and_show(result, asked, list(work.requests), asked.as_json)

@@ -327,7 +327,13 @@ class CostModel:
     correction: Correction
 
     def learn(self, place: PassShape, seconds: float, measured: bool = False) -> "CostModel":
-        """Return the model after learning from one timing; see `Correction.learn`."""
+        """Return the model after learning from one timing.
+
+        Args:
+            place: the properties of the timed pass.
+            seconds: the seconds that it took.
+            measured: whether they are a median of several repetitions; see `Correction.learn`.
+        """
         ratio = math.log(max(seconds, 1e-9) / self.size.estimate(self.speed, place))
         return CostModel(self.size, self.speed, self.correction.learn(place, ratio, measured))
 

@@ -79,9 +79,12 @@ class Excluded:
         return bool(self.runs) and any(run in self.runs for run in _runs(text))
 
     def num_excluded(self, paths: Iterable[Path], skipped: Skipped | None = None) -> int:
-        """Return the number of data rows that contain one of the prompts.
+        """Return the number of data rows that contain one of the excluded prompts.
 
-        `skipped` is used as in `questions`.
+        Args:
+            paths: the data files.
+            skipped: counts rows that cannot be read; if it is None, the first such row raises an
+                error.
         """
         count = 0
         for row, where in (each for path in paths for each in read_rows(path, skipped)):

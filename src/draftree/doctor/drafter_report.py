@@ -295,9 +295,10 @@ def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
 
 
 def _training_differences(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
-    """Yield findings for differences between the target and the drafter's training target.
+    """Yield findings for differences between the target and the one that the drafter learnt from.
 
-    The hash of the target's config in the checkpoint and the rotary base are compared.
+    They are found by the hash of the target's config, which the checkpoint stores, and by the
+    rotary base.
     """
     if not isinstance(drafter, Trainable):
         return

@@ -96,18 +96,19 @@ def initial_rates(rows: int) -> HitRates:
 
 @dataclass(frozen=True)
 class RetrievalHits:
-    """Candidates that one part proposes for a frontier, stored until the accept result is known.
+    """Store the candidates of one of the fused drafters until it is known which are accepted.
 
     Attributes:
-        part: the number of the part.
-        guided: whether there was a guide, which is the first part that computes q for the whole
+        part: the index of the drafter among the fused ones.
+        guided: whether there was a guide, which is the first drafter that computes q for the whole
             vocabulary.
         numbers: [F] the numbers of the frontier's nodes.
         tokens: [F, K] token ids.
-        place: [F, K] −∞ where there is a candidate, NaN elsewhere.
+        place: [F, K] marks: −∞ where there is a candidate, NaN where there is none.
         guide: [F, K] the guide's q of each candidate; 0 without a guide.
-        x: [F, K, X] the features from which acceptance is estimated: 1, the log-odds of the part's
-            q, the log-odds of the guide's q, and the recent success.
+        x: [F, K, X] the features from which acceptance is estimated: 1, the log-odds of the
+            drafter's q, the log-odds of the guide's q, and the share of recent candidates that were
+            accepted.
         value: [F, K] the estimated probability of acceptance.
     """
 

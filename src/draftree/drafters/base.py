@@ -397,9 +397,9 @@ class Trainable(Drafter[State]):
 
     @property
     def decodes_otherwise(self) -> str:
-        """Return the reason why drafts may differ from the forward pass in training.
+        """Return why drafting may give other results than the forward pass in training.
 
-        It is empty if they may not differ, which is the default.
+        The text is empty if the results are always the same, which is the default.
         """
         return ""
 

@@ -195,9 +195,14 @@ class GLIDE(TrainableMethod):
     def network(
         self, config: dict[str, Any], views: Sequence[View | None], target: Target
     ) -> GlimpseModel:
-        """Return a new draft network for a published config.
+        """Return a new draft network with the sizes in a checkpoint's config.
 
-        With `init=shared` it uses the target's embedding and head.
+        With `init=shared`, the network uses the target's embedding and head.
+
+        Args:
+            config: the config of the draft layers.
+            views: for each draft layer the target layer that it attends to; None for no cross-attention.
+            target: the target model.
         """
         model = GlimpseModel(of_values(config), views)
         if self.init == "shared":
@@ -529,7 +534,14 @@ class GLIDEDrafter(BorrowingDrafter[GLIDEState]):
 def _make_pending_state(
     cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]
 ) -> GLIDEState:
-    """Return a state with a cache, and pending `tokens` that are still to be read after it."""
+    """Return the state of a drafter that has read what is in its cache, but not yet `tokens`.
+
+    Args:
+        cache: the drafter's own cache.
+        target: the target's cache, which the drafter attends to.
+        tokens: for each sequence, the tokens that the drafter has still to read.
+        limits: for each of these tokens, how many of the target's keys it may attend to.
+    """
     return GLIDEState(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
 
 

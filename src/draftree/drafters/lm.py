@@ -21,7 +21,9 @@ from draftree.tree import DraftVocab
 @final
 @dataclass(frozen=True)
 class LM(Method):
-    """Any causal language model; of another vocabulary only what it shares with the target's is drafted.
+    """Draft with any causal language model.
+
+    A model with another vocabulary drafts only the tokens that occur in both vocabularies.
 
     Attributes:
         model: a Hugging Face folder or hub id.

@@ -169,9 +169,10 @@ class LookaheadDrafter(Drafter[LookaheadState]):
     def _find_candidates(
         self, state: LookaheadState, tree: Tree, frontier: Ints
     ) -> list[tuple[Continuations, float]]:
-        """Return, for each frontier node, its next tokens with their shares and their success rate.
+        """Return, for each frontier node, its possible next tokens and a success rate.
 
-        The rate estimates how often the text continues with one of these tokens.
+        Each token has a share of the total weight. The rate estimates how often the text continues
+        with one of the tokens.
         """
         parents = tree.parents.tolist()
         tokens = tree.tokens.tolist()
@@ -212,7 +213,10 @@ class LookaheadDrafter(Drafter[LookaheadState]):
         return Probes(np.concatenate(windows), rows, np.concatenate(positions), visible)
 
     def _probe_places(self, state: LookaheadState) -> dict[int, tuple[Ints, Ints]]:
-        """Return, by slot, the levels and columns of the probes of its window, in probe order."""
+        """Return the places of the probes in each sequence's window: level and column of each one.
+
+        The keys are the numbers of the sequences. Places are in the order in which probes are sent.
+        """
         windows = {r: state.rows[r].window for r in state.live.tolist()}
         return {r: places(tuple(map(len, window))) for r, window in windows.items() if window}
 
@@ -428,9 +432,11 @@ def find_continuations(pool: Pool, token: int, path: Gram) -> Continuations:
 
 @lru_cache(maxsize=256)
 def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Continuations]:
-    """Return the next tokens for each prefix of the n-grams of one first token.
+    """Return, for each prefix of some n-grams, the weighted tokens that may follow it.
 
-    More recent n-grams have larger weights.
+    Args:
+        known: the n-grams that begin with the same token, without that token, oldest first. More
+            recent ones have larger weights.
     """
     weights: dict[Gram, dict[int, float]] = {}
     for age, gram in enumerate(reversed(known), start=1):

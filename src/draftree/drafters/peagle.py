@@ -240,7 +240,11 @@ class PEAGLENet(FusingNet):
 
 @final
 class PEAGLEDrafter(PairReader):
-    """Reads the root's pair and the slots after it in one pass, and caches none of them."""
+    """Draft all tokens of a step in one pass over the root and placeholder tokens after it.
+
+    The pass reads the pair of the root (its token and the target's features) and one slot for each
+    further token. Their keys and values are not kept.
+    """
 
     knobs: PEAGLE
     model: PEAGLENet

@@ -321,7 +321,11 @@ class Drafting(RetrievalExpand):
         return found if open_.all() else insert_forced_tokens(found, forced)
 
     def _request_candidates(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
-        """Return the drafter's candidates; it reads forced tokens above the frontier first."""
+        """Return the drafter's candidates after each node of the frontier.
+
+        Ancestors of the frontier that the grammar forced were added without the drafter, so the
+        drafter reads them first.
+        """
         above = np.array([n for n in self.passed if tree.ancestors[frontier, n].any()], np.int64)
         self.passed = [n for n in self.passed if n not in above]
         # The drafter must read a forced token before it drafts below that token.

@@ -91,10 +91,10 @@ class Comparison:
 
 
 def warm_up(engine: Engine, request: Request, baseline: bool) -> None:
-    """Run short versions of a request before timing, with drafts and optionally without.
+    """Run short versions of a request before it is timed, with drafts and on request without.
 
-    The memory that drafter, policy and caches keep of the warm-up is dropped. Otherwise the timed
-    run could draft from its own text.
+    What drafter, policy and caches remember of them is dropped. Otherwise the timed run could draft
+    from the text of the warm-up.
     """
     if engine.policy.reads_costs:  # with cheap drafts, every size that may be used runs once
         replace(engine, costs=FREE_DRAFTING, learned={}).write(

@@ -143,12 +143,20 @@ def row(
     seed: int,
     costs: Costs | CostTable | None = None,
 ) -> ResultRow:
-    """Return the figures of one cell compared with the baseline at the same temperature.
+    """Return the figures of one cell compared with plain decoding at the same temperature.
 
-    Counts are those of one repeat. Seconds are means over all repeats. The speed-up is the cell's
-    tokens per second over the baseline's, over all prompts. The counted speed-up is the same ratio
-    with seconds by the cost model, which do not depend on the machine's load or on Python. The
-    draft share is the drafter's share of the counted seconds.
+    A cell is a drafter with a policy, an acceptor and a temperature. Counts are those of one
+    repeat. Seconds are means over all repeats. The speed-up is the ratio of tokens per second, over
+    all prompts. The counted speed-up is the same ratio with seconds from the costs, which do not
+    depend on the machine's load or on Python. The draft share is the drafter's share of these
+    seconds.
+
+    Args:
+        cell: the cell.
+        written: its results, one for each prompt.
+        plain: the results of plain decoding for the same prompts.
+        seed: seed of the bootstrap intervals.
+        costs: the costs of passes and draft steps; without them, counted figures are left out.
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))

@@ -116,9 +116,14 @@ def part_figures(stats: Stats, floor: float | None = None) -> list[Part]:
 
 
 def sum_phases(phases: Mapping[str, float], whole: float) -> dict[str, float]:
-    """Return the seconds by part, given the seconds by phase and the total.
+    """Return the seconds of each part of a step, such as `target pass`.
 
-    Parts without any time are left out.
+    A part is one or several phases of the decoding loop (`PHASES_BY_PART`). Time outside all phases
+    is the part `other`. Parts that took no time are left out.
+
+    Args:
+        phases: the seconds of each phase.
+        whole: the seconds of the whole step.
     """
     known = {
         name: sum(phases.get(phase, 0.0) for phase in those)

@@ -123,15 +123,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ReplayStep:
-    """Store one step of a replay: a chain of each unfinished text, with candidates and logits.
+    """Store one step of a replay, in which each unfinished text contributes a chain of its tokens.
 
     Attributes:
-        tree: the chains of known tokens, with one root for each unfinished text.
-        asked: for each depth, the indices of its nodes and the candidates proposed after them.
+        tree: the chains, with one root for each unfinished text.
+        asked: for each depth, the nodes after which the drafter was asked for candidates, and its
+            candidates.
         logits: [N, V] the target's logits after each node.
-        tokens: for each unfinished text, the tokens of its chain and the one that follows the
-            chain.
-        roots: [R] index in its text of the token that is the root, for every text.
+        tokens: for each unfinished text, the tokens of its chain and the token after the chain.
+        roots: [R] for each text, finished ones included, the position of its root in the text.
     """
 
     tree: Tree

@@ -93,7 +93,11 @@ class Widths:
         return self.padded_width(n) == n and (self.most is None or n <= self.most)
 
     def apply(self, operation: Rows, rows: Tensor) -> Any:
-        """Return the result of an operation on vectors [n, D], computed at stable widths."""
+        """Return the result of an operation on vectors [n, D], whose bits do not depend on n.
+
+        The vectors are padded to a width, or split into parts of a width, at which the operation
+        was found to be batch invariant.
+        """
         if self.most is not None and len(rows) > self.most:
             return _concatenate([self.apply(operation, part) for part in rows.split(self.most)])
         more = self.padded_width(len(rows)) - len(rows)

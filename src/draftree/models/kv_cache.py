@@ -559,7 +559,16 @@ class Writer(Cache):
     def update_recurrent_state(
         self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> Any:
-        """Store the update of a layer's state, which a function of draftree has computed."""
+        """Store a layer's new state for the commit, and return it.
+
+        transformers' layers call this method. The state comes from draftree's functions for
+        recurrent layers, and is therefore not a plain tensor.
+
+        Args:
+            recurrent_states: the new state.
+            layer_idx: index of the layer.
+            state_idx: index of the state within the layer.
+        """
         assert self._pass is not None
         assert isinstance(recurrent_states, Stash | Final)
         self._pass.leave((layer_idx, state_idx), recurrent_states)

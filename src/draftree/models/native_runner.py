@@ -233,7 +233,11 @@ class NativeRunner(ModelRunner):
 
 
 def _table(batch: ForwardBatch) -> Ints:
-    """Return the layout of a batch's packed sequences; see `PackedMask.table`."""
+    """Return [R + 1, 5] the bounds of a batch's R packed sequences, as `PackedMask.table` has them.
+
+    Each row gives the first token of a sequence, the first and the last key that it may see, its
+    first entry in the mask, and its number of keys.
+    """
     table = np.zeros((len(batch.counts) + 1, 5), np.int64)
     table[:, 0] = batch.firsts
     table[:-1, 1], table[:-1, 2], table[:-1, 4] = batch.starts, batch.ends, batch.ends

@@ -61,7 +61,7 @@ class Outlook:
 
     @property
     def wide(self) -> int:
-        """Return the number of nodes to expand per layer: twice the recent number.
+        """Return the number of nodes to expand per layer: about twice `frontier`.
 
         It is rounded up to a power of two, so that few kinds of passes are captured.
         """
@@ -69,9 +69,9 @@ class Outlook:
 
     @property
     def large(self) -> int:
-        """Return the number of nodes to verify: twice the recent number.
+        """Return the number of nodes to verify: about twice `nodes`.
 
-        Together with the root they are a power of two.
+        It is rounded so that the nodes and the root together are a power of two.
         """
         return double_to_power_of_two(max(self.nodes, LEAST_NODES)) - 1
 
@@ -160,9 +160,10 @@ class DeviceGrowth:
             nodes: the draft trees including the layer, whose nodes come last.
 
         Returns:
-            The indices [R, F] of the chosen nodes within the layer, best first, or in their order
-            if `frontier` is None; [R, F] whether each of them is really expanded; and the new
-            values of the policy's parameters, `Nodes.known`.
+            - [R, F] indices of the chosen nodes within the layer, best first. All nodes are chosen,
+              in their order, if the policy has no bound (`self.frontier`).
+            - [R, F] True for nodes to expand, False for entries that only fill the shape.
+            - The new values that the policy keeps for the next layer (`Nodes.known`).
         """
         score = nodes.score[:, -added:]
         if self.frontier is None:

@@ -22,17 +22,20 @@ from draftree.utils.validated_dataclass import knob
 @final
 @dataclass(frozen=True)
 class AdaServe(Policy):
-    """Verify each sequence's best nodes up to its share, then the likeliest of the whole batch.
+    """Choose the nodes to verify in two stages, as AdaServe does.
+
+    First, each sequence gets its likeliest nodes until it expects `owed` tokens from the step. Then
+    the likeliest remaining nodes of the whole batch fill the budget.
 
     In the paper the number of running sequences determines depth and width of the beam search, and
-    a sequence's deadline determines its share. Here they are options that are equal for all
-    sequences, because requests have no deadlines.
+    a sequence's deadline determines `owed`. Here they are options that are equal for all sequences,
+    because requests have no deadlines.
 
     Attributes:
-        budget: number of drafted nodes that are verified in one pass, over all sequences.
-        owed: expected number of tokens that each sequence gets in a step before the rest of the
-            budget is shared. A step without drafts gives 1.
-        most: largest number of nodes of a sequence that may be used to reach `owed`.
+        budget: largest number of drafted nodes that one pass verifies, over all sequences.
+        owed: expected number of tokens per step that each sequence gets in the first stage. A step
+            without drafts gives 1.
+        most: largest number of nodes that a sequence gets in the first stage.
         depth: number of layers of the beam search.
         width: number of beams of each sequence.
     """

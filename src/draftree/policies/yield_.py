@@ -416,9 +416,10 @@ class _Budget:
         return PassPrice(self.costs.target_curve, self.rows, self.rate, self.left)
 
     def due(self, memory: Learned, share: float) -> bool:
-        """Return whether a probe, which measures whether drafting pays again, may run now.
+        """Return whether a probe may run now.
 
-        It may take the fraction `share` of the time that was spent without drafts.
+        A probe measures whether drafting has become worthwhile. Probes may take the fraction
+        `share` of the time that was spent without drafts.
         """
         return memory.idle > 0 and self.probe <= min(
             share * memory.idle * self.costs.token, self.left

@@ -136,9 +136,9 @@ class Distributions:
         return self.scores(node)[1]
 
     def scores(self, node: int) -> tuple[Tensor, Tensor]:
-        """Return the logits [V] that a node's processors receive, and the processed logits [V].
+        """Return the logits [V] of a node before and after its processors.
 
-        Processors may have written into the first.
+        Processors may have written into the tensor that they got, so the first may be changed.
         """
         if node not in self._scores:
             if not (steps := self._processors(node)):

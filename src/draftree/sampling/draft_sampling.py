@@ -32,13 +32,13 @@ temperatures 0.7, 1 and 1.3. Less accurate draft heads would need a larger value
 
 @dataclass(frozen=True)
 class Drawing:
-    """The parameters by which a drafter chooses its candidates.
+    """Store the parameters by which a drafter chooses its candidates.
 
     Attributes:
-        kind: the kind of choice.
-        settings: [R] the sampling settings of each sequence. q goes through the same warpers as p;
-            in greedy decoding it goes through none. Empty if all sequences are greedy.
-        noise: the noise of all kinds except `point`.
+        kind: how candidates are chosen: the likeliest ones (`POINT`), or with random noise.
+        settings: [R] the sampling settings of each sequence. q goes through the same warpers as p.
+            In greedy decoding q goes through none. Empty if all sequences are greedy.
+        noise: source of the random noise; None for `POINT`.
         shaped: applies the requests' own processors to logits [F, V] after the current frontier.
     """
 

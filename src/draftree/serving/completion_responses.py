@@ -275,9 +275,13 @@ def call_piece(piece: CallPiece) -> dict[str, Any]:
 def request_metrics(
     figures: RequestFigures, seconds: float, first: float, level: Metrics | None
 ) -> dict[str, Any]:
-    """Return the field `metrics` of an answer.
+    """Return the field `metrics` of an answer: its times, and the figures of its drafts.
 
-    `seconds` is the time since the request arrived, and `first` the time to the first token.
+    Args:
+        figures: the counts of the request.
+        seconds: seconds since the request arrived.
+        first: seconds from the arrival to the first token.
+        level: the detail that the client asked for.
     """
     return {
         "speculative_decoding": figures.as_json(level in ("detailed", "trees")),

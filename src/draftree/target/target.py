@@ -405,7 +405,7 @@ class Target:
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """Return an empty cache for a batch of `rows` sequences."""
+        """Return an empty cache for `rows` sequences with room for `slots` tokens each."""
         return self.decoder.new_cache(rows, slots)
 
     def depth_room(self, position: int) -> int:

@@ -452,9 +452,16 @@ class PairDrafter(PairReader):
     def _run_unlevelled_pass(
         self, state: PairState, layout: StepLayout, nodes: Ints, features: Tensor
     ) -> tuple[PairState, Tensor]:
-        """Run one pass of a network without levels.
+        """Run one pass of a network that uses the same weights at each draft depth.
 
-        Return the state, and the logits [F, V′] after the nodes.
+        Args:
+            state: the drafter's state.
+            layout: the arrangement of the tokens in the pass.
+            nodes: indices of the nodes to read.
+            features: the features that are paired with the tokens of the pass.
+
+        Returns:
+            The new state, and the logits [F, V′] after the nodes.
         """
         out, logits = self._pass(
             state.decoding.cache, layout.feed, features, selected=layout.padded_places

@@ -229,11 +229,12 @@ def successors(
     k: int,
     by: Weighting,
 ) -> tuple[Ints, Floats]:
-    """Return the most likely tokens after nodes of one sequence.
+    """Return the most likely tokens after some nodes of one sequence's tree.
 
-    The weight of an n-gram is its share in the table (0 if it is not stored) plus its increments; a
-    weight with increments is at most `cap`. q is the weight divided by the sum of all weights after
-    the context, including n-grams that the table does not store.
+    The weight of an n-gram is its share in the table (0 if it is not stored) plus an increment for
+    each time that generated text contains it. A weight with increments is at most `by.cap`. q is
+    the weight divided by the sum of all weights after the context, including n-grams that the table
+    does not store.
 
     Args:
         table: the n-grams of the corpus.

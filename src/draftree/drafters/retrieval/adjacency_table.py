@@ -77,7 +77,7 @@ class Adjacency:
 
     @classmethod
     def empty(cls, vocab: int, width: int) -> Self:
-        """Return a table without lines for V tokens and K successors."""
+        """Return an empty table for `vocab` tokens with `width` successors each."""
         return cls(Lines.empty(vocab, width, 0))
 
     def __len__(self) -> int:
