@@ -36,11 +36,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Drafter, EAGLE3Layer
 from draftree.engine import Engine, load
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import EagerCapture, Graphs
 from draftree.models.grouped_attention import grouped_attention
@@ -91,7 +91,7 @@ NAMES = {
 }
 
 
-def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> Decoder:
+def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> CausalLM:
     """Return a Llama of random weights, with all its layers or a few."""
     count, hidden, wide, heads, groups, vocab = sizes
     config = LlamaConfig(
@@ -116,10 +116,10 @@ def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> 
     )  # its frequencies are no parameters
     if device.type == "cuda":
         use_grouped_attention(made)  # as `load` does there
-    return Decoder(made.requires_grad_(False))
+    return CausalLM(made.requires_grad_(False))
 
 
-def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int, float]:
+def passes(decoder: CausalLM, widths: tuple[int, ...], context: int) -> dict[int, float]:
     """Return the seconds of a pass over n tokens after a context, by n."""
     cache = decoder.new_cache(1, context + max(widths))
     cache.lengths[:] = context  # the cache holds zeros, which take as long as any text
@@ -288,7 +288,7 @@ class Texts:
         self._engines = dict[tuple[str, bool], Engine]()
         for mode, (of_target, of_draft) in ways.items():
             target, draft = (
-                Target(Decoder(m, capture=way), name)
+                Target(CausalLM(m, capture=way), name)
                 for m, way in ((self._made, of_target), (self._draft, of_draft))
             )
             self._engines[mode, False] = load(target, draft, Chain(length=DRAFTED))

@@ -30,7 +30,7 @@ from draftree import loop
 from draftree.batch import SequenceBatch
 from draftree.engine import Engine, cache_of, default_acceptor, load
 from draftree.evaluation.provenance import provenance
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.recurrent.replaced_functions import PassFunctions
 from draftree.models.recurrent.state_cache import States
 from draftree.request import Request
@@ -94,7 +94,7 @@ def built(name: str, vocab: int, dtype: torch.dtype) -> Target:
     model: Any = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(kind, **values, **ends, vocab_size=vocab), dtype=dtype
     )
-    return Target(Decoder(model.eval().requires_grad_(False)), name)
+    return Target(CausalLM(model.eval().requires_grad_(False)), name)
 
 
 def star(width: int) -> Tree:

@@ -17,7 +17,7 @@ import numpy as np
 
 import draftree
 from draftree.cost_estimate import draft_size, learnt_costs, target_size
-from draftree.costs.curves import CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.costs.machine_probe import machine_speed
 from draftree.costs.online_costs import Learner, OnlineCosts
 from draftree.engine import Engine

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs.curves import (
+from draftree.costs.cost_table import (
     CONSTANTS,
     Costs,
     CostTable,

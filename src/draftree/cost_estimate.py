@@ -14,9 +14,9 @@ from draftree.costs.online_costs import LOOKUPS, Learner, OnlineCosts
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.drafters.neural.native_drafter_layers import layer_kinds
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.fused_cpu_modules import replaced_kinds
-from draftree.models.packed_linear import packed_shapes
+from draftree.models.kernel_linear import packed_shapes
 from draftree.target.quantization_support import count_parameters, packed_bits, packed_weights
 from draftree.target.target import Target
 from draftree.utils.hardware import machine, measurement_path
@@ -76,20 +76,20 @@ def cost_key(target: Target) -> dict[str, str]:
     }
 
 
-def target_size(decoder: Decoder) -> Size:
+def target_size(decoder: CausalLM) -> Size:
     """Return the amount of data and arithmetic of one target pass."""
     layers = int(decoder.config.num_hidden_layers)
     return _network_size(decoder, decoder.model, 0, 0, layers, _operations(decoder))
 
 
-def _operations(decoder: Decoder) -> int:
+def _operations(decoder: CausalLM) -> int:
     """Return the number of small operations in one layer of a decoder."""
     if decoder.native_kinds:
         return FUSED_OPERATIONS
     return RECORDED_OPERATIONS if decoder.capture.ladder.few else OPERATIONS
 
 
-def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
+def draft_size(drafter: Drafter[Any], decoder: CausalLM) -> Size:
     """Return the amount of data and arithmetic of one draft step.
 
     Args:
@@ -121,7 +121,7 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
 
 
 def _network_size(
-    decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int, each: int
+    decoder: CausalLM, network: nn.Module, head: int, head_bytes: float, layers: int, each: int
 ) -> Size:
     config = decoder.config
 
@@ -180,7 +180,7 @@ def _matmul_parameters(network: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _learner(
-    kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: Decoder
+    kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: CausalLM
 ) -> Learner:
     path = measurement_path(kind, about)
     if str(path) not in _LEARNERS:

@@ -25,7 +25,7 @@ from draftree.aliases.conversions import rewrite_load_arguments
 from draftree.aliases.flag_hints import THREAD_WORDS
 from draftree.batch import Generation, SequenceBatch
 from draftree.cost_estimate import learnt_costs
-from draftree.costs.curves import UNIT_COSTS, Costs, CostSource, CostTable
+from draftree.costs.cost_table import UNIT_COSTS, Costs, CostSource, CostTable
 from draftree.costs.machine_probe import start_probe
 from draftree.costs.online_costs import OnlineCosts
 from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, render_chats

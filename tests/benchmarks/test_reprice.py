@@ -12,7 +12,7 @@ import machines
 import tables
 from common import reprice
 from draftree.cli.app import main
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.errors import UserError
 from draftree.evaluation import result_rows, roofline, step_codec
 from draftree.evaluation.roofline import Machine

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from draftree import Request, Sampling, load
 from draftree.cli import arguments, terminal
 from draftree.cli.train import show, train
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Recipe
 from draftree.registry import part

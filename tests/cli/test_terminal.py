@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from draftree.cli import terminal
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.evaluation import time_estimate
 from draftree.evaluation.compare import Comparison
 from draftree.metrics import Stats, Step

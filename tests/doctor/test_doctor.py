@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftree import Costs
 from draftree.cli.app import main
-from draftree.costs.curves import CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.doctor import block_drafter_faults as doctor_blocks
 from draftree.doctor import drafter_report, faults, numerical_noise
 from draftree.doctor.drafter_report import (

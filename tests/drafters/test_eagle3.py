@@ -13,7 +13,7 @@ from drafting import after_all
 from draftree.doctor import forward_parity
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.target.model_construction import one_layer
 from draftree.target.target import Target
 from forests import texts
@@ -21,7 +21,7 @@ from forests import texts
 
 def of_layers(count: int) -> Target:
     """A target of some layers."""
-    return Target(Decoder(one_layer(model("llama").config, count).double()), "some")
+    return Target(CausalLM(one_layer(model("llama").config, count).double()), "some")
 
 
 @pytest.mark.parametrize(("count", "layers"), [(24, (2, 12, 21)), (8, (2, 4, 5)), (7, (2, 3, 4))])

@@ -20,7 +20,7 @@ from draftree.drafters.base import Batch
 from draftree.drafters.edd import EDD, EDDDrafter
 from draftree.drafters.neural.training_masks import additive, block_starts, dual_block
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import build
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.attention_strength import Attending
@@ -197,7 +197,7 @@ def test_auto_is_settled_by_the_texts_and_saved(tmp_path: Path) -> None:
     copy = fresh("qwen3")
     copy.model.layers[0].self_attn.o_proj.weight.data.zero_()  # type: ignore[union-attr, operator]
     for dead, entry in ((False, 1), (True, 1)):  # of 4 layers, only the lowest is 4 from the end
-        t = Target(Decoder(copy if dead else fresh("qwen3")), "qwen3")
+        t = Target(CausalLM(copy if dead else fresh("qwen3")), "qwen3")
         drafter = EDD(hidden_layer="auto").fresh(t)
         with pytest.raises(UserError, match="hidden_layer is 'auto', allowed is a number"):
             _ = drafter.needs

@@ -20,12 +20,12 @@ from architectures import SOME, VOCAB, target
 from architectures import build as build_model
 from drafting import perturbed, prefix_difference, tokens_of
 from draftree.acceptors.greedy import Greedy
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.doctor import forward_parity
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.beam import Beam
 from draftree.registry import build, method_of, names, part
 from draftree.request import Request
@@ -191,7 +191,7 @@ def test_a_target_of_other_sizes_is_refused_in_a_line(
     name: str, changes: dict[str, int], tmp_path: Path
 ) -> None:
     perturbed(method_from(name), target("llama")).save(tmp_path)
-    other = Target(Decoder(build_model("llama", {"num_hidden_layers": 4, **changes})), "other")
+    other = Target(CausalLM(build_model("llama", {"num_hidden_layers": 4, **changes})), "other")
     ((key, value),) = changes.items()
     with pytest.raises(UserError, match=rf"{key}\b.*\b{value}\b") as error:
         build("drafter", str(tmp_path)).open(other)

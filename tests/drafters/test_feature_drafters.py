@@ -9,7 +9,7 @@ from drafting import perturbed, tokens_of
 from draftree.doctor import forward_parity
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.llama_modules import Rotary, of_values
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import build, part
 from draftree.target.target import Target
 from forests import NOISE, worst
@@ -61,7 +61,7 @@ def test_half_precision_trains_close_to_float32(
     """A float32 drafter of a half-precision target, and of a float32 one in bfloat16 autocast."""
     found = []
     for kind, mixed in ((torch.float32, False), (dtype, autocast)):
-        t = Target(Decoder(fresh("llama").to(kind)), "half")
+        t = Target(CausalLM(fresh("llama").to(kind)), "half")
         torch.manual_seed(0)
         drafter = part("drafter", method)().fresh(t)
         batch = forward_parity.batch_of(t, drafter, tokens_of(2, 12, 7))
@@ -82,7 +82,7 @@ def test_half_precision_trains_close_to_float32(
 def test_a_target_of_scaled_and_partial_rope(method: str) -> None:
     """Drafters of Llama's kind rotate whole keys, whatever share the target rotates."""
     scaled = rope("linear", factor=2.0, partial_rotary_factor=0.25)
-    t = Target(Decoder(build_model("gpt_neox", {"hidden_act": "gelu", **scaled})), "scaled")
+    t = Target(CausalLM(build_model("gpt_neox", {"hidden_act": "gelu", **scaled})), "scaled")
     assert (
         forward_parity.largest_difference(t, drafter_of(method, t), tokens_of(2, 13, 3), 4, 1)
         < 10 * NOISE

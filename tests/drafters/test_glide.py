@@ -25,7 +25,7 @@ from draftree.drafters.neural.losses import draft_loss
 from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import build
@@ -401,7 +401,7 @@ def from_roots(name: str, dead: int) -> Target:
     """A target one of whose layers does not attend."""
     copy: Any = fresh(name)
     copy.get_parameter(f"model.layers.{dead}.self_attn.o_proj.weight").data.zero_()
-    return Target(Decoder(copy), name)
+    return Target(CausalLM(copy), name)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

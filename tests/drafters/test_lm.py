@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from draftree.drafters.lm import LM, LMDrafter
-from draftree.drafters.neural.draft_vocabulary import Shared
+from draftree.drafters.neural.shared_vocabulary import Shared
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
@@ -43,7 +43,7 @@ def foreign(vocab: int, size: int = 40) -> LMDrafter:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        small = Target(Decoder(GPT2LMHeadModel(config).double()), "small")
+        small = Target(CausalLM(GPT2LMHeadModel(config).double()), "small")
     rng = np.random.default_rng(0)
     ids, columns = np.sort(rng.permutation(vocab)[:30]), rng.permutation(size)[:30]
     reads = rng.integers(0, size, vocab)
@@ -129,7 +129,7 @@ def test_the_same_weights_under_other_numbers_draft_the_same(large: Target) -> N
     shared = Shared(DraftVocab(torch.arange(vocab), vocab), order, order)
     request = Request([5, 9, 20, 31], 12)
     right, wrong = (
-        Engine(large, LMDrafter(Target(Decoder(model), "copy"), s), Chain(3), costs=COSTS).write(
+        Engine(large, LMDrafter(Target(CausalLM(model), "copy"), s), Chain(3), costs=COSTS).write(
             [request]
         )
         for s in (shared, replace(shared, reads=torch.arange(vocab)))

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.drafters.lookahead import (
     Lookahead,
     LookaheadDrafter,
@@ -27,7 +27,7 @@ from draftree.drafters.lookahead import (
 )
 from draftree.engine import Engine
 from draftree.loop import Components, decode
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.base import Expand, Policy
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
@@ -532,7 +532,7 @@ def test_the_window_ends_with_the_context(policy: Policy) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        target = Target(Decoder(GPT2LMHeadModel(config).double()), "short")
+        target = Target(CausalLM(GPT2LMHeadModel(config).double()), "short")
     requests = [
         Request([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 9),
         Request([4, 5], 9, number=1),

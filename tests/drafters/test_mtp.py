@@ -25,7 +25,7 @@ from draftree.drafters.mtp import (
 )
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
@@ -280,7 +280,7 @@ def small(kind: str, **values: Any) -> Target:
         kind, vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, **values
     )
     model: Any = AutoModelForCausalLM.from_config(config)
-    return Target(Decoder(model), kind)
+    return Target(CausalLM(model), kind)
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +290,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lively: Any = model
     lively.model.norm.weight.normal_(std=0.5)  # a norm of a norm is the norm, unless they scale
     model.save_pretrained(folder)
-    target = Target(Decoder(model), "qwen")
+    target = Target(CausalLM(model), "qwen")
     net: Any = MTPNet(target, names=[names_in_qwen3_next()])
     tensors = load_file(folder / "model.safetensors")
     tensors |= {net.name(k): v + 0.3 * torch.randn_like(v) for k, v in net.state_dict().items()}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.drafters.rest import REST, RESTDrafter, RESTState, index_documents, read_official
 from draftree.drafters.retrieval.suffix_array import (
     SEPARATOR,
@@ -22,7 +22,7 @@ from draftree.drafters.retrieval.suffix_array import (
 )
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.base import Layered
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie as TriePolicy
@@ -344,7 +344,7 @@ def test_an_official_file_is_searched_as_one_corpus(
 def test_tokens_of_more_than_two_bytes_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Decoder, "vocab", 200_000)
+    monkeypatch.setattr(CausalLM, "vocab", 200_000)
     path = official(tmp_path / "d.idx", [[70_000, 3, 131_072, 3]], "i")
     (corpus,) = read_official(path, TARGET)
     assert corpus.tokens.tolist() == [70_000, 3, 131_072, 3]

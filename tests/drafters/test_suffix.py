@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from draftree.costs.curves import Costs
-from draftree.drafters.retrieval.suffix_tree import (
+from draftree.costs.cost_table import Costs
+from draftree.drafters.retrieval.suffix_matching import (
     END,
     Limits,
     Outputs,

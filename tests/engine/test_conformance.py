@@ -19,12 +19,12 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.medusa import MedusaDrafter
 from draftree.drafters.neural import kv_cached_drafter
-from draftree.drafters.neural.transformer_step_state import rewind
+from draftree.drafters.neural.decoding_state import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber, UserError
 from draftree.kernels.tree_verification import pack_trees
 from draftree.loop import Components, decode
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
@@ -449,7 +449,7 @@ def test_a_drafter_drafts_nothing_beyond_its_own_context(suite: Suite) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        short = LMDrafter(Target(Decoder(GPT2LMHeadModel(config).double()), "short"))
+        short = LMDrafter(Target(CausalLM(GPT2LMHeadModel(config).double()), "short"))
     for lengths in ((6,), (11,), (12,), (20,), (4, 12, 8)):
         requests = [Request(suite.prompt(n), 9, number=n) for n in lengths]
         plans = [[*r.prompt, *suite.reference(r, Sampling())] for r in requests]

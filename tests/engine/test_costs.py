@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from draftree import measure_costs
 from draftree.cli import arguments, cost_charts
-from draftree.costs.curves import (
+from draftree.costs.cost_table import (
     Costs,
     CostTable,
     estimate_seconds,

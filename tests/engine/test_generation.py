@@ -37,7 +37,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from architectures import VOCAB, build, fresh, target
 from draftree import UserError, speculate
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.data.prompts import encode
 from draftree.drafters.neural.llama_modules import CACHE
 from draftree.engine import ENGINES, Engine, get_engine
@@ -45,7 +45,7 @@ from draftree.errors import NotANumber
 from draftree.evaluation import suites
 from draftree.hf.generate import UNSUPPORTED_OPTIONS, Hook
 from draftree.hf.generate_call import PURE_PROCESSORS, GenerateCall, prompt_ids
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import build as build_part
 from draftree.sampling.params import Sampling
 from draftree.sampling.warpers import Temperature
@@ -281,7 +281,7 @@ def test_rows_without_an_end_of_text_go_on_until_all_have_stopped(rows: int) -> 
     }
     theirs = bare.generate(**prompted, **options)
     assert theirs.sequences.shape[1] < len(TEXTS[0]) + NEW
-    engine = Engine(Target(Decoder(bare)), coached(prompted, theirs).drafter, POLICY)
+    engine = Engine(Target(CausalLM(bare)), coached(prompted, theirs).drafter, POLICY)
     ours = engine.generate(**prompted, **options)
     assert torch.equal(ours.sequences, theirs.sequences)
     assert worst(ours.scores, theirs.scores) < 1e-5

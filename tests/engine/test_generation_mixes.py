@@ -21,7 +21,7 @@ from architectures import VOCAB, fresh
 from draftree import UserError
 from draftree.engine import Engine
 from draftree.errors import NotANumber
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import build
 from draftree.target.target import Target
 from draftree.testing.fakes import Sometimes
@@ -208,7 +208,7 @@ def engine(m: Mix, theirs: Any) -> Engine:
     """An engine whose drafter knows what transformers has written."""
     known = [[3]] * 6 if isinstance(theirs, Exception) else plans(m.prompted, theirs.sequences)
     return Engine(
-        Target(Decoder(model(m.kind))), Sometimes(known, VOCAB), build("policy", m.policy)
+        Target(CausalLM(model(m.kind))), Sometimes(known, VOCAB), build("policy", m.policy)
     )
 
 

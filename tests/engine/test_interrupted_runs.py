@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 
 from draftree.cli import app
 from draftree.costs import machine_probe
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.data.samples import Sample
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError

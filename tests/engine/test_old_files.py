@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftree import load
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.evaluation.result_rows import read_result
 from draftree.evaluation.text_tables import result_table
 from draftree.registry import build

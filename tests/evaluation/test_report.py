@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.evaluation import report_text, result_rows
 from draftree.target.target_names import shipped_folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs.curves import CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.errors import UserError
 from draftree.evaluation import result_rows, roofline
 from draftree.evaluation.roofline import Drafting, Machine, Roofline

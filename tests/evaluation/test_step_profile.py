@@ -13,12 +13,12 @@ from architectures import fresh
 from draftree import Request
 from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.engine import Engine
 from draftree.evaluation import step_profile
 from draftree.evaluation.step_profile import Ceilings, part_figures, per_token, profile_step
 from draftree.metrics import Stats, Work, total
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
@@ -163,7 +163,7 @@ def test_the_faster_of_half_precision_and_float32_is_the_limit(
         return seconds
 
     monkeypatch.setattr(step_profile, "time_interleaved", time_each)
-    found = Ceilings.measure(Decoder(fresh("llama").to(dtype)))
+    found = Ceilings.measure(CausalLM(fresh("llama").to(dtype)))
     assert found.operations == 2 * step_profile.RATE**3 / min(seconds[1:])
     assert found.bytes == 4 * step_profile.READ / 0.5
 

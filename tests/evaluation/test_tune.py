@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.evaluation.bootstrap import Ratio

@@ -32,7 +32,7 @@ from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
@@ -179,7 +179,7 @@ def test_the_layout_of_speculators_of_any(name: str, tmp_path: Path) -> None:
 def test_each_tensor_keeps_its_dtype(name: str, tmp_path: Path) -> None:
     """As some files mix half precisions, and drafters compute in their target's dtype."""
     model = fresh("llama").float()
-    t, (_, config, tensors, file) = Target(Decoder(model), "single"), LAYOUTS[name]
+    t, (_, config, tensors, file) = Target(CausalLM(model), "single"), LAYOUTS[name]
     halves = (torch.float16, torch.bfloat16, torch.float32)
     mixed = {
         k: v.to(halves[i % 3]) if v.is_floating_point() else v

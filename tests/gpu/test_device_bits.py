@@ -15,7 +15,7 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.errors import DraftreeWarning
 from draftree.loop import Components, decode
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.graph_capture import Graphs
 from draftree.models.shape_buckets import ShapeBuckets
 from draftree.registry import build
@@ -37,7 +37,7 @@ def single() -> Target:
     model: Any = tiny_target(context=96).decoder.model.float()
     head = model.get_output_embeddings().weight.data
     head[1::2] = head[: len(head) // 2 * 2 : 2]
-    return Target(Decoder(model, capture=Graphs(PassRecorder())), "tiny")
+    return Target(CausalLM(model, capture=Graphs(PassRecorder())), "tiny")
 
 
 def drafter(name: str, target: Target, broken: bool) -> Drafter[Any]:
@@ -55,7 +55,7 @@ def drafter(name: str, target: Target, broken: bool) -> Drafter[Any]:
     if broken:
         embedding = model.get_input_embeddings().weight.data
         embedding[52:57], embedding[2:6] = torch.nan, torch.inf
-    return LMDrafter(Target(Decoder(model, capture=Graphs(PassRecorder())), "off"))
+    return LMDrafter(Target(CausalLM(model, capture=Graphs(PassRecorder())), "off"))
 
 
 def written(

@@ -13,7 +13,7 @@ import draftree.drafting.step
 import draftree.loop
 from draftree.batch import SequenceBatch
 from draftree.costs.cost_model import PassShape, Size, Speed
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.costs.online_costs import Learner, OnlineCosts
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.lm import language_model

@@ -13,13 +13,13 @@ from transformers import LogitsProcessor
 import draftree.drafting.step
 from architectures import model
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
-from draftree.drafters.neural.draft_vocabulary import Shared
+from draftree.drafters.neural.shared_vocabulary import Shared
 from draftree.errors import DraftreeWarning
 from draftree.loop import Components, State, admit, decode, release, step
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs
 from draftree.online_logistic import Logistic
@@ -485,7 +485,7 @@ def test_layers_with_windows_and_other_architectures(name: str, unseen: list[int
     requests = [Request(prompt(n), 9, number=n) for n in (12, 4)]
     runs = []
     for capture in (Graphs(PassRecorder()), EagerCapture()):
-        target = Target(Decoder(model(name), capture=capture))
+        target = Target(CausalLM(model(name), capture=capture))
         rows = SequenceBatch(target.new_cache(2, 8))
         drafter = DRAFTERS["edd-vocabulary"](target)
         parts = Components(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftree.costs.curves import CostTable
+from draftree.costs.cost_table import CostTable
 
 MODES = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"

@@ -14,12 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 import draftree.engine
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.drafters.lm import LM, language_model
 from draftree.drafters.mtp import MTPLayer
 from draftree.engine import Engine
 from draftree.loop import Components, State, admit, decode, step
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import EagerCapture, Graphs, OutputTensors
 from draftree.models.graph_runner import GraphRunner
@@ -400,7 +400,7 @@ def test_a_recorded_pass_reads_what_is_given_now() -> None:
     assert (recorder.recorded, recorder.launched) == (1, 3)
 
 
-def a_pass(decoder: Decoder, cache: SlotCache, first: int = 3) -> Tensor:
+def a_pass(decoder: CausalLM, cache: SlotCache, first: int = 3) -> Tensor:
     """Logits of three tokens of a tree."""
     places, seen = (
         cache.lengths[0] + np.array([0, 1, 1]),
@@ -428,28 +428,28 @@ def test_a_recording_of_another_cache_is_not_replayed() -> None:
     assert second.layer(0)[1].abs().sum() > 0, "the pass has written to the other cache's values"
 
 
-def replaced(decoder: Decoder) -> None:
+def replaced(decoder: CausalLM) -> None:
     layer: Any = decoder.layers[0]
     layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight + 0.5, requires_grad=False)
 
 
-def written_to(decoder: Decoder) -> None:
+def written_to(decoder: CausalLM) -> None:
     layer: Any = decoder.layers[0]
     layer.mlp.up_proj.weight.data.add_(0.5)
     layer.mlp.up_proj.weight.add_(0.5)
 
 
-def wrapped(decoder: Decoder) -> None:
+def wrapped(decoder: CausalLM) -> None:
     layer: Any = decoder.layers[0]
     layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj, nn.ReLU())
 
 
-def attends_otherwise(decoder: Decoder) -> None:
+def attends_otherwise(decoder: CausalLM) -> None:
     decoder.model.set_attn_implementation("eager")
 
 
 @pytest.mark.parametrize("change", [replaced, written_to, wrapped, attends_otherwise])
-def test_a_recording_of_another_network_is_not_replayed(change: Callable[[Decoder], None]) -> None:
+def test_a_recording_of_another_network_is_not_replayed(change: Callable[[CausalLM], None]) -> None:
     recorder = PassRecorder()
     decoder = tiny_target(capture=Graphs(recorder)).decoder
     cache = decoder.new_cache(1, 8)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.target.target import Target
 
 WINDOW = 5
@@ -192,4 +192,4 @@ def model(name: str) -> PreTrainedModel:
 
 def target(name: str) -> Target:
     """A variant as a target."""
-    return Target(Decoder(model(name)), name)
+    return Target(CausalLM(model(name)), name)

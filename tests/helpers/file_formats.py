@@ -35,7 +35,7 @@ from draftree.cli import arguments
 from draftree.cli.app import main
 from draftree.costs import machine_probe
 from draftree.costs.cost_model import PassShape, Speed
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.costs.online_costs import OnlineCosts
 from draftree.data import samples
 from draftree.data.prompts import encode, question

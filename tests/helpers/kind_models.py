@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from architectures import build
-from draftree.costs.curves import UNIT_COSTS
+from draftree.costs.cost_table import UNIT_COSTS
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, generate_plain
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import build as part
 from draftree.request import Request
 from draftree.target.target import Target
@@ -38,7 +38,7 @@ SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 
 def target(model_type: str, **changes: Any) -> Target:
     """A random target with the sizes of `architectures.SIZES`, in float64."""
-    return Target(Decoder(build(model_type, changes)), model_type)
+    return Target(CausalLM(build(model_type, changes)), model_type)
 
 
 def fresh(name: str, to: Target) -> Drafter[Any]:

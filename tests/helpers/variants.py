@@ -32,7 +32,7 @@ KERNEL_TESTS = sorted(
         *(ROOT / "tests" / "native").glob("test_native_*.py"),
         *(
             ROOT / "tests" / "models" / f"test_{name}.py"
-            for name in ("fused_cpu_modules", "native_runner", "packed_linear")
+            for name in ("fused_cpu_modules", "native_runner", "kernel_linear")
         ),
     ]
 )

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from architectures import CONFIGS, fresh, model, target
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.target import attention_strength
 from draftree.target.attention_strength import Attending, measure_attention
 from draftree.target.target import Target
@@ -29,7 +29,7 @@ def some(count: int = 3, length: int = 16) -> list[Ints]:
 
 def caught(name: str, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     """For each layer what goes in and what its attention adds, [T, D] each, by the module that the architecture has for it."""
-    decoder, found = Decoder(model(name)), []
+    decoder, found = CausalLM(model(name)), []
     scale = getattr(decoder.config, "residual_multiplier", 1.0)
     hooks, inputs = [], dict[int, Tensor]()
     for i, layer in enumerate(decoder.layers):
@@ -66,12 +66,12 @@ def test_the_output_is_what_is_added_to_the_residual_stream(name: str) -> None:
     assert got == pytest.approx([float(w.mean()) for w in want], rel=1e-5)
 
 
-def changed(name: str, key: str, change: Callable[[Tensor], Any]) -> Decoder:
+def changed(name: str, key: str, change: Callable[[Tensor], Any]) -> CausalLM:
     copy = fresh(name)
     for name_, parameter in copy.named_parameters():
         if key in name_:
             change(parameter.data)
-    return Decoder(copy)
+    return CausalLM(copy)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_planted_dead_layer_is_the_only_one(name: str, dead: int) -> None:
 def test_the_model_is_left_as_it_was() -> None:
     ids = torch.from_numpy(some(1)[0])[None]
     copy = fresh("llama")
-    decoder = Decoder(copy)
+    decoder = CausalLM(copy)
     before = copy(ids).logits
     measure_attention(decoder, some())
     assert decoder.config._attn_implementation == "sdpa"

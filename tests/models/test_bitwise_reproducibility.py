@@ -18,9 +18,9 @@ from draftree.doctor import determinism
 from draftree.doctor.determinism import describe_layer
 from draftree.engine import Engine
 from draftree.evaluation.compare import bits
-from draftree.models import batch_invariant_runner
-from draftree.models.batch_invariant_runner import BatchInvariantRunner
-from draftree.models.decoder import Decoder
+from draftree.models import batch_invariant_model
+from draftree.models.batch_invariant_model import BatchInvariantModel
+from draftree.models.causal_lm import CausalLM
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths
 from draftree.registry import build
@@ -139,12 +139,12 @@ def test_bfloat16_needs_native_kernels_or_instructions(
 def test_probed_widths_are_cached_and_a_broken_cache_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decoder = Decoder(fresh("llama").to(torch.bfloat16))
+    decoder = CausalLM(fresh("llama").to(torch.bfloat16))
     _, first = probe_batch_invariance(decoder)
     (file,) = (cache_folder() / "exactness").iterdir()
     assert json.loads(file.read_text())["price"] is None
     with monkeypatch.context() as within:
-        within.setattr(batch_invariant_runner, "widths", lambda *_: pytest.fail("it is known"))
+        within.setattr(batch_invariant_model, "widths", lambda *_: pytest.fail("it is known"))
         stable, again = probe_batch_invariance(decoder)
     assert (again, stable.widths) == (first, first.kinds)
     for broken in ("{", '{"kinds": {"a": {"most": "x"}}, "parting": null}'):
@@ -159,9 +159,9 @@ def test_probed_widths_are_cached_and_a_broken_cache_is_ignored(
 
 
 def test_a_price_is_measured_and_leaves_the_model_as_it_was() -> None:
-    decoder = Decoder(fresh("llama").to(torch.bfloat16))
+    decoder = CausalLM(fresh("llama").to(torch.bfloat16))
     before = {name: vars(module).get("forward") for name, module in decoder.model.named_modules()}
-    stable = BatchInvariantRunner(decoder)
+    stable = BatchInvariantModel(decoder)
     assert -0.9 < price(decoder, stable, context=16, longest=0.05) < 9
     assert {
         name: vars(module).get("forward") for name, module in decoder.model.named_modules()
@@ -243,14 +243,14 @@ def test_other_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(target, build("drafter", "suffix").open(target), build("policy", "trie"))
     request = Request(list(np.arange(3, 30)), 12, frozenset())
     assert bits(engine, request)
-    stock = Decoder.forward
+    stock = CausalLM.forward
 
-    def off(decoder: Decoder, batch: Any, *given: Any) -> Any:
+    def off(decoder: CausalLM, batch: Any, *given: Any) -> Any:
         out = stock(decoder, batch, *given)
         return replace(out, logits=out.logits * (1 + (batch.width > 1) / 128))
 
     engine.write([request])  # what it remembers is drafted now
-    monkeypatch.setattr(Decoder, "forward", off)
+    monkeypatch.setattr(CausalLM, "forward", off)
     assert not bits(engine, request)
 
 
@@ -260,7 +260,7 @@ def test_models_without_reproducible_bits_stay_unless_requested(
     monkeypatch.setattr(
         batch_invariance_choice, "first_variant_layer", lambda *_: "from layer 1 on (X)"
     )
-    decoder = Decoder(fresh("llama").to(torch.bfloat16))
+    decoder = CausalLM(fresh("llama").to(torch.bfloat16))
     with caplog.at_level(logging.INFO, "draftree"):
         assert resolve_exactness(decoder, "x", None) == (None, "ties")
     assert caplog.messages == [
@@ -284,7 +284,7 @@ def test_the_doctor_says_what_keeps_bits(
     command = ("doctor", "--exact", "--target", folder, "--dtype", "bfloat16")
     _, out, _ = draftree(*command, "--json")
     found = json.loads(out)
-    decoder = Decoder(fresh("llama"))
+    decoder = CausalLM(fresh("llama"))
     assert (
         sum(layer["count"] for layer in found["layers"])
         == len([m for m in decoder.model.modules() if list(m.parameters(recurse=False))]) - 1

@@ -12,7 +12,7 @@ from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.architecture_checks import refuse_unsupported
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
 from draftree.target.target import Target
@@ -70,7 +70,7 @@ def test_every_accepted_architecture_is_exact(kind: str) -> None:
     theirs = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[
         0, len(PROMPT) :
     ].tolist()
-    target = Target(Decoder(model), kind)
+    target = Target(CausalLM(model), kind)
     if kind in LATE:
         with pytest.raises(UserError, match=LATE[kind]):
             target.new_cache(1, 8)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from architectures import fresh
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules, replaced_kinds
 from draftree.native import transformer_kernels
@@ -115,7 +115,7 @@ def test_a_model_writes_the_same_logits(name: str) -> None:
     own = fresh(name).to(torch.float32).requires_grad_(False)
     ours = copy.deepcopy(own)
     replace_modules(ours)
-    decoders = Decoder(own), Decoder(ours)
+    decoders = CausalLM(own), CausalLM(ours)
     feed = ForwardBatch.chains(
         [torch.arange(3, 20).numpy()], torch.zeros(1, dtype=torch.long).numpy(), torch.device("cpu")
     )

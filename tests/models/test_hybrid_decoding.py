@@ -13,7 +13,7 @@ import torch
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.rejection import Rejection
 from draftree.batch import SequenceBatch
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.lm import LMDrafter
@@ -23,7 +23,7 @@ from draftree.drafters.suffix import Suffix
 from draftree.drafters.token_recycling import TokenRecycling
 from draftree.engine import Engine, generate_plain
 from draftree.loop import Components, State, admit, release, step
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
@@ -74,7 +74,7 @@ OFTEN = [
 @cache
 def target(family: str) -> Target:
     """A family's tiny model."""
-    return Target(Decoder(hybrid(family)), family)
+    return Target(CausalLM(hybrid(family)), family)
 
 
 @cache
@@ -85,7 +85,7 @@ def small(family: str) -> LMDrafter:
         weight.add_(
             0.02 * torch.randn(weight.shape, generator=draw, dtype=torch.float32).to(weight.dtype)
         )
-    return LMDrafter(Target(Decoder(model), "small"))
+    return LMDrafter(Target(CausalLM(model), "small"))
 
 
 @cache
@@ -156,7 +156,7 @@ def test_texts_part_where_two_tokens_are_as_good_as_equal_alone(
     model = hybrid(family, dtype)
     texts = [OneByOne(model, prompt).write(NEW) for prompt in PROMPTS]
     whole, likely = (
-        Target(Decoder(model), family),
+        Target(CausalLM(model), family),
         Sometimes([[*p, *t] for p, t in zip(PROMPTS, texts, strict=True)], VOCAB),
     )
     out = Engine(

@@ -24,7 +24,7 @@ from transformers import (
 
 from draftree import Request, Target, load
 from draftree.models import llama_gpu_layers
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Graphs
 from draftree.models.hf_runner import UNNORMED, HFRunner
@@ -238,11 +238,11 @@ def test_operations_are_few() -> None:
 def test_texts_are_plain_ones(drafter: str) -> None:
     """Recorded passes and prompts, alone and two at once."""
     made = model(KNOWN["llama"], torch.float64)
-    decoder = Decoder(made, capture=Graphs(PassRecorder()))
+    decoder = CausalLM(made, capture=Graphs(PassRecorder()))
     decoder.use_runner(HFRunner(made, few_operations=True))
     engine = load(Target(decoder, "tiny"), drafter, "chain")
     requests = [Request([1, 2, 3, 1, 2], 20), Request([4, 4, 4], 20)]
     for some in (requests, requests[:1]):
         assert engine.write(some, reuse=False).tokens == engine.plain(some).tokens
-    own = load(Target(Decoder(made), "tiny"), drafter, "chain")
+    own = load(Target(CausalLM(made), "tiny"), drafter, "chain")
     assert own.plain(requests).tokens == engine.plain(requests).tokens

@@ -27,15 +27,15 @@ from draftree.engine import generate_plain, load
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
 from draftree.kernels.node_table import paths
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kv_cache import KVView, SlotCache
-from draftree.models.llama_structure import differs_by_rounding, median_distance
 from draftree.models.model_runner import ModelOutput, Outputs
 from draftree.models.native_layers import Angles, NativeLayer, agrees, fits, run_layers
 from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.native_runner import NativeRunner
+from draftree.models.numeric_agreement import differs_by_rounding, median_distance
 from draftree.native import transformer_kernels
 from draftree.registry import build
 from draftree.target import kernel_choice
@@ -89,11 +89,11 @@ def model_of(kind: str, dtype: torch.dtype, **sizes: Any) -> PreTrainedModel:
     return model
 
 
-def both(kind: str, dtype: torch.dtype, **sizes: Any) -> tuple[Decoder, Decoder]:
+def both(kind: str, dtype: torch.dtype, **sizes: Any) -> tuple[CausalLM, CausalLM]:
     own = model_of(kind, dtype, **sizes)
-    ours = Decoder(copy.deepcopy(own))
+    ours = CausalLM(copy.deepcopy(own))
     assert choose_kernels(ours, Loading(compile=True))
-    return Decoder(own), ours
+    return CausalLM(own), ours
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -158,7 +158,7 @@ def test_weights_of_a_file_are_in_memory_once(
     table = 4096 * 256 * dtype.itemsize
     assert runner.bytes <= 1.02 * size - (0 if tied else table)
     assert left <= 0.1 * size + table, "an embedding is read as it is"
-    for mine, theirs in zip(found, passes(Decoder(model)), strict=True):
+    for mine, theirs in zip(found, passes(CausalLM(model)), strict=True):
         assert (mine.logits - theirs.logits).norm() <= (
             8 * torch.finfo(dtype).eps + 1e-5
         ) * theirs.logits.norm()
@@ -187,7 +187,7 @@ def test_a_model_is_itself_but_for_rounding(kind: str, dtype: torch.dtype) -> No
     assert first_variant_layer(ours) is None, "a token has the same bits, however its text is cut"
 
 
-def passes(decoder: Decoder, count: int = 3) -> list[ModelOutput]:
+def passes(decoder: CausalLM, count: int = 3) -> list[ModelOutput]:
     """Passes over a prompt of two sequences, then over a tree, with logits after some tokens alone."""
     cache, found = decoder.new_cache(2, 16), []
     entries, draw = (0, 1, 2, UNNORMED), np.random.default_rng(0)
@@ -231,13 +231,13 @@ def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
     other.model.layers[1].mlp.up_proj.weight.mul_(2)  # type: ignore[union-attr, operator]
     fresh = model_of("llama", torch.float32)
     fresh.load_state_dict(other.state_dict())
-    for mine, theirs in zip(passes(Decoder(other)), passes(Decoder(fresh)), strict=True):
+    for mine, theirs in zip(passes(CausalLM(other)), passes(CausalLM(fresh)), strict=True):
         assert torch.allclose(mine.logits, theirs.logits, atol=1e-4)
 
 
 def test_a_model_that_does_more_keeps_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it does around its layers is seen by the trial."""
-    decoder = Decoder(model_of("llama", torch.float32))
+    decoder = CausalLM(model_of("llama", torch.float32))
     stack: Any = type(decoder.stack)
     own = stack.forward
 
@@ -255,7 +255,7 @@ def test_heads_that_are_rotated_in_part_keep_their_own_way() -> None:
     partly = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     }
-    decoder = Decoder(model_of("fused", torch.float32, **partly))
+    decoder = CausalLM(model_of("fused", torch.float32, **partly))
     assert not decoder.use_native_kernels()
     assert decoder.runner is decoder.hf
 
@@ -279,7 +279,7 @@ def test_fused_weights_are_those_of_layers_apart(four: bool) -> None:
     for model in (fused, apart):
         if four:
             round_to_four_bits(model)
-        decoders.append(Decoder(model))
+        decoders.append(CausalLM(model))
         assert choose_kernels(decoders[-1], Loading(compile=True))
     for mine, theirs in zip(*map(passes, decoders), strict=True):
         assert torch.equal(mine.logits, theirs.logits)
@@ -291,7 +291,7 @@ def test_the_head_of_four_bit_layers_has_eight(tied: bool) -> None:
     model = model_of("llama", torch.bfloat16, tie_word_embeddings=tied)
     weight = model.get_output_embeddings().weight.clone()
     round_to_four_bits(model)
-    whole, rounded = Decoder(copy.deepcopy(model)), Decoder(model)
+    whole, rounded = CausalLM(copy.deepcopy(model)), CausalLM(model)
     assert choose_kernels(whole, Loading(compile=True))
     assert choose_kernels(rounded, Loading(compile=True, quantize="int4"))
     head: Any = model.get_output_embeddings()
@@ -573,7 +573,7 @@ def test_another_layer_of_the_same_look_stays_as_it_is(tmp_path: Path) -> None:
     config = AutoConfig.for_model("granite", **SIZES, residual_multiplier=0.5)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     assert any(map(fits, model.modules()))
-    assert not choose_kernels(Decoder(model), Loading(compile=True))
+    assert not choose_kernels(CausalLM(model), Loading(compile=True))
     model.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="compile is true for a GraniteForCausalLM"):
         Target.load(str(tmp_path), compile=True)
@@ -619,7 +619,7 @@ def test_a_large_model_is_compiled_where_that_is_faster(
     faster: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_choice, "variant", lambda: name)
-    small, large = (Decoder(model_of("llama", torch.float32)) for _ in range(2))
+    small, large = (CausalLM(model_of("llama", torch.float32)) for _ in range(2))
     assert not choose_kernels(small, Loading()), "it would have to be waited for"
     monkeypatch.setattr(kernel_choice, "MIN_PARAMETERS", 1000)
     timed = lambda topic, about, works: [work() for work in works()] and faster

@@ -26,7 +26,7 @@ from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.models import architecture_checks
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.recurrent import recurrences, replaced_functions, state_cache
 from draftree.models.recurrent.recurrences import Stash
 from draftree.models.recurrent.state_cache import Snapshot, States
@@ -53,7 +53,7 @@ def test_a_tree_is_what_stock_mixers_make_of_its_paths(family: str) -> None:
     """The third route, which shares no mathematics with ours."""
     model, draw = hybrid(family), np.random.default_rng(5)
     with in_float64(model):
-        target = Target(Decoder(model), family)
+        target = Target(CausalLM(model), family)
         prompts = [draw.integers(2, 90, n) for n in LENGTHS]
         ours = target.new_cache(3, 64)
         theirs = target.new_cache(3, 64)
@@ -166,7 +166,7 @@ def test_a_snapshot_is_no_alias(family: str, monkeypatch: pytest.MonkeyPatch) ->
     """Bit for bit what was committed then, whatever was written since; an alias is not."""
 
     def again() -> bool:
-        target = Target(Decoder(hybrid(family)), family)
+        target = Target(CausalLM(hybrid(family)), family)
         cache, prompt = target.new_cache(2, 64), np.arange(2, 9)
         first = target.prefill(cache, [prompt, prompt[:4]], HiddenStateSpec()).logits
         before = [t.clone() for t in _bases(cache.states)]
@@ -204,7 +204,7 @@ def _bases(kept: States | None) -> list[Tensor]:
 
 
 def test_snapshots_are_few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(Decoder(hybrid("qwen3_5_text")), "x")
+    target = Target(CausalLM(hybrid("qwen3_5_text")), "x")
     cache = target.new_cache(2, 64)
     assert cache.states is not None
     bare = cache.states.bytes
@@ -220,7 +220,7 @@ def test_snapshots_are_few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", RULES.values())
 def test_the_bytes_that_are_told_are_those_that_are_held(family: str) -> None:
     """By `doctor`, for a sequence and a node; by the figures of a text, with its snapshots."""
-    target = Target(Decoder(hybrid(family, torch.float32)), family)
+    target = Target(CausalLM(hybrid(family, torch.float32)), family)
     cache, tree = target.new_cache(1, 64), grown(np.random.default_rng(0), np.array([5]), 7)
     told = {finding.name: finding.value for finding in state_findings(target)}
     assert told["state"] == sum(t.nbytes for t in _bases(cache.states)) == cache.state_bytes
@@ -248,7 +248,7 @@ def test_a_prompt_in_parts_is_the_prompt(family: str, by: int) -> None:
     """Parts of 1, K − 1 and K tokens, of a chunk and one more; ragged rows."""
     model, draw = hybrid(family), np.random.default_rng(2)
     with in_float64(model):
-        target = Target(Decoder(model), family)
+        target = Target(CausalLM(model), family)
         prompts = [draw.integers(2, 90, n) for n in (5 + 2 * by if by < 9 else 140, 3 + by)]
         cache = target.new_cache(2, 200)
         for end in range(by, max(map(len, prompts)) + by, by):
@@ -273,7 +273,7 @@ def test_a_drafted_chain_is_a_tree() -> None:
         prompt + written[:1] + [3] * 11,
     ]
     for text in wrong:
-        target = Target(Decoder(model), "x")
+        target = Target(CausalLM(model), "x")
         engine = Engine(target, Suffix().open(target), EAGLE2(nodes=4, depth=4, width=1))
         engine.write([Request(text, 3)])
         assert engine.write([Request(prompt, 12)]).tokens == [written]
@@ -282,7 +282,7 @@ def test_a_drafted_chain_is_a_tree() -> None:
 def test_two_threads_one_of_them_stock() -> None:
     """Both write what they write alone, over one modeling module."""
     mine, other = hybrid("qwen3_5_text"), hybrid("qwen3_5_text", seed=4)
-    prompt, target = [5, 9, 7, 11, 5, 9, 7], Target(Decoder(mine), "x")
+    prompt, target = [5, 9, 7, 11, 5, 9, 7], Target(CausalLM(mine), "x")
     alone = OneByOne(other, prompt).write(40)
     ours = (
         Engine(target, Suffix().open(target), EAGLE2(nodes=8))
@@ -329,7 +329,7 @@ def test_stock_code_is_left_as_it_is(family: str) -> None:
         return [*gradients, OneByOne(model, range(2, 14)).after([3, 4, 5]).logits]
 
     before = outcome()
-    decoder = Decoder(model)
+    decoder = CausalLM(model)
     Target(decoder, family).prefill(decoder.new_cache(1, 8), [np.arange(2, 6)], HiddenStateSpec())
     assert all(map(torch.equal, before, outcome()))
     assert all(vars(module)[name] is function for name, function in installed.items())
@@ -345,7 +345,7 @@ def test_a_kernel_for_a_whole_layer_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         UserError, match=r"layer 0 \(linear_attention\) hands its cache neither keys nor a state"
     ):
-        Decoder(model).new_cache(1, 8)
+        CausalLM(model).new_cache(1, 8)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_a_function_that_is_not_ours_is_refused(
     monkeypatch.setattr(
         replaced_functions, "_class_of", replaced_functions._class_of.__wrapped__
     )  # classes that were made before know the name
-    decoder = Decoder(hybrid("qwen3_5_text"))
+    decoder = CausalLM(hybrid("qwen3_5_text"))
     with pytest.raises(UserError, match=f"^Qwen3_5ForCausalLM is not supported: {told}"):
         _ = decoder.shapes
 
@@ -381,14 +381,14 @@ def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     model = hybrid("lfm2")
     monkeypatch.setattr(architecture_checks.transformers, "__version__", "5.22.3")
     with pytest.raises(UserError, match=r"takes transformers 5\.23 or newer, and this is 5\.22\.3"):
-        Decoder(model)
+        CausalLM(model)
 
 
 def test_code_that_is_not_transformers_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = hybrid("lfm2")
     monkeypatch.setattr(type(model), "__module__", "transformers_modules.someone.modeling_lfm2")
     with pytest.raises(UserError, match="its code is not transformers' own"):
-        Decoder(model)
+        CausalLM(model)
 
 
 @pytest.mark.parametrize("family", ["jamba", "mamba", "falcon_mamba"])
@@ -471,7 +471,7 @@ TRAINED = (EAGLE, EAGLE3, Medusa, Hydra, MTP, EDD, GLIDE)
 def test_drafters_are_trained_as_they_decode_or_are_refused_by_name(
     family: str, method: Any
 ) -> None:
-    target = Target(Decoder(hybrid(family, torch.float32)), family)
+    target = Target(CausalLM(hybrid(family, torch.float32)), family)
     if family == "mamba2" and method in (MTP, EDD, GLIDE):
         with pytest.raises(
             UserError, match=f"^{method.kind()}: Mamba2ForCausalLM is not supported: "

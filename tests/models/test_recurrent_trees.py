@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.kv_cache import SlotCache
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Candidates, Ints, Tree
@@ -52,7 +52,7 @@ def errors(family: str, steps: int = 2, nodes: int = 8, seed: int = 3) -> tuple[
     """The largest error of any node's logits, and of the states, over some steps of two or more ragged rows."""
     model, draw = hybrid(family), np.random.default_rng(seed)
     with in_float64(model):
-        target = Target(Decoder(model), family)
+        target = Target(CausalLM(model), family)
         prompts = [draw.integers(2, 90, n) for n in LENGTHS]
         cache = target.new_cache(len(prompts), 64)
         read = target.prefill(cache, prompts, HiddenStateSpec())

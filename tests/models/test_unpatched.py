@@ -14,7 +14,7 @@ import draftree
 from architectures import fresh
 from draftree import Request, Target
 from draftree.engine import Engine
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import build
 from draftree.target.kernel_choice import choose_kernels
 from draftree.target.load_options import Loading
@@ -86,7 +86,7 @@ WAYS: dict[str, Callable[[PreTrainedModel], Target]] = {
 
 def native(model: PreTrainedModel) -> Target:
     """A target on native kernels, if there are any."""
-    decoder = Decoder(model)
+    decoder = CausalLM(model)
     decoder.use_native_kernels()
     return Target(decoder, "native")
 

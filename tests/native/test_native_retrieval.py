@@ -12,7 +12,7 @@ from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams
 from draftree.drafters.retrieval.suffix_array import PrefixTree, join_documents, suffix_array
 from draftree.drafters.retrieval.suffix_match_expansion import PATH_TOKENS, RootText
-from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
+from draftree.drafters.retrieval.suffix_matching import Limits, Outputs
 from draftree.native import REFERENCES, core
 from draftree.policies.mcts import Exploration, SentenceTree
 from draftree.tree import MAX_NODES, Tree

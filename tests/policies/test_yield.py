@@ -17,7 +17,7 @@ from test_opttree import likely
 
 from draftree import registry
 from draftree.acceptors.greedy import Greedy
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine, generate_plain
 from draftree.kernels.tree_growth import DraftPrice

@@ -15,7 +15,7 @@ from draftree.drafters.retrieval.text_drafter import Texts
 from draftree.engine import Engine, generate_plain, load
 from draftree.errors import DraftreeWarning
 from draftree.loop import Components, State, admit, release, step
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
@@ -197,7 +197,7 @@ def test_a_request_that_was_pushed_out_goes_on_as_before(name: str) -> None:
 )
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
 def test_recurrent_states_of_a_batch_are_rolled_back_apart(family: str) -> None:
-    target = Target(Decoder(hybrid(family)), family)
+    target = Target(CausalLM(hybrid(family)), family)
     texts = [[5, 9, 7, 11, 5, 9, 7, 11, 5], [3, 3, 8], [40, 41, 42, 40, 41, 42, 40]]
     wanted = [OneByOne(target.decoder.model, p).write(8) for p in texts]
     engine = Engine(

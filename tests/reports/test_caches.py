@@ -13,7 +13,7 @@ from draftree.data.prompts import encode
 from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import Engine, generate_plain, load
 from draftree.loop import Components, State, admit, step
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.vct import VCT
@@ -194,7 +194,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(policy: Any, temperature
 @pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "bamba"])
 @pytest.mark.parametrize("drafter", ["pld", "suffix"])
 def test_recurrent_states_hold_what_was_accepted(family: str, drafter: str) -> None:
-    target = Target(Decoder(hybrid(family)), family)
+    target = Target(CausalLM(hybrid(family)), family)
     engine = load(target, drafter, "chain:length=4", costs=COSTS)
     prompt = [5, 9, 7, 11, 5, 9, 7, 11, 5]
     wanted = OneByOne(target.decoder.model, prompt).write(12)

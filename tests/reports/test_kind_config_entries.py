@@ -20,7 +20,7 @@ from draftree.errors import DraftreeWarning, UserError, format_value
 from draftree.formats import config_entries
 from draftree.formats.block_drafters import Sight
 from draftree.formats.config_entries import Table
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import build as part
 from draftree.target.target import Target
 from kind_models import PROMPT, changed, expected, fresh, target, written
@@ -304,7 +304,7 @@ def test_a_targets_entry_that_its_model_does_not_read_is_named(
     """A window beside a model without windows: the text is the one of the network, which sees all tokens."""
     model = build(kind, {"num_hidden_layers": 4, **{name: STRAY[name] for name in entries}})
     with pytest.warns(DraftreeWarning) as told:
-        to = Target(Decoder(model), kind)
+        to = Target(CausalLM(model), kind)
     assert [str(w.message) for w in told if w.category is DraftreeWarning] == [
         f"the target's config has {name} {format_value(STRAY[name])}, which a {kind} has not: it is not used"
         for name in sorted(entries)
@@ -324,4 +324,4 @@ def test_a_targets_entry_that_its_model_does_not_read_is_named(
 @pytest.mark.parametrize("kind", ["mistral", "qwen2"])
 def test_a_targets_own_window_is_used(kind: str) -> None:
     model = build(kind, {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 0})
-    assert Decoder(model).hf.window == 3
+    assert CausalLM(model).hf.window == 3

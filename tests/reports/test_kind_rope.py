@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from architectures import CROSSING, VOCAB, fresh, target
-from draftree.costs.curves import UNIT_COSTS
+from draftree.costs.cost_table import UNIT_COSTS
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.llama_modules import Rotary, of_values
 from draftree.engine import Engine

@@ -16,7 +16,7 @@ from draftree.data.samples import read_samples
 from draftree.drafters._from_objects import LoadedModel
 from draftree.drafters.rest import REST, RESTDrafter, index_documents
 from draftree.engine import Engine, generate_plain, load
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.chain import Chain
 from draftree.request import Request
 from draftree.target.target import Target
@@ -148,7 +148,7 @@ def test_a_data_store_keeps_large_ids(monkeypatch: pytest.MonkeyPatch) -> None:
         vocab_size=vocab, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         max_position_embeddings=64, initializer_range=0.4, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    target, sent = Target(Decoder(LlamaForCausalLM(config).double()), "large"), set[int]()
+    target, sent = Target(CausalLM(LlamaForCausalLM(config).double()), "large"), set[int]()
     verify = Target.verify
 
     def watched(self: Target, cache: Any, tree: Any, *more: Any) -> Any:

@@ -17,7 +17,7 @@ from draftree.data.samples import Sample, chat_samples, read_samples
 from draftree.doctor import forward_parity
 from draftree.drafters.edd import EDD
 from draftree.drafters.neural.block_loss import draw_anchors
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import build
 from draftree.target.target import Target
 from draftree.training.teacher import Teacher
@@ -54,7 +54,7 @@ def trainee(dropout: float = 0.0) -> Target:
         num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.5, attention_dropout=dropout,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    return Target(Decoder(LlamaForCausalLM(config)), "tiny")
+    return Target(CausalLM(LlamaForCausalLM(config)), "tiny")
 
 
 def drafter_for(target: Target, spec: str) -> Any:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftree.engine import Engine
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import part
@@ -93,7 +93,7 @@ def test_running_sequences_come_first_in_the_cache(monkeypatch: pytest.MonkeyPat
 
 
 def test_layers_with_a_state_share_nothing() -> None:
-    target = Target(Decoder(hybrid("qwen3_next")), "qwen3_next")
+    target = Target(CausalLM(hybrid("qwen3_next")), "qwen3_next")
     engine = Engine(target, part("drafter", "suffix")(session=False).example(target), PCT())
     engine.set_limits(max_sequences=2, prefix_block=2)
     request = Request([3, 4, 5, 6, 7, 8], 6)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.engine import Engine, load
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
@@ -406,7 +406,7 @@ def test_texts_and_their_pieces_are_those_of_complete(demo: Engine) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
 def test_targets_that_keep_states(family: str) -> None:
-    target = Target(Decoder(hybrid(family)), family)
+    target = Target(CausalLM(hybrid(family)), family)
     engine = Engine(target, part("drafter", "suffix")().example(target), PCT())
     engine.set_limits(max_sequences=3, max_cache_tokens=42, max_batch_tokens=6)
     requests = [

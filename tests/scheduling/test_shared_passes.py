@@ -9,11 +9,11 @@ import pytest
 import torch
 from test_scheduler import DRAFTERS, VOCAB, Raises, alone, engine_of, requests_of, texts
 
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.drafting.step import Drafting
 from draftree.engine import Engine
 from draftree.kernels.node_table import NodeTable
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import Chunk, ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.eagle2 import EAGLE2
@@ -369,7 +369,7 @@ def test_a_long_prompt_is_read_in_the_passes_of_running_sequences() -> None:
 
 
 def test_targets_that_cannot_share_read_prompts_apart() -> None:
-    state = Target(Decoder(hybrid("qwen3_next")), "state")
+    state = Target(CausalLM(hybrid("qwen3_next")), "state")
     assert not state.reads_beside
     assert tiny_target().reads_beside
     assert not tiny_target().packs

@@ -17,7 +17,7 @@ from draftree.drafters.lm import LM
 from draftree.drafters.neural.llama_modules import CACHE
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine, load
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
@@ -415,7 +415,7 @@ def test_rows_of_a_batch_keep_their_own_frequencies(name: str) -> None:
     tree = from_roots(3, rng)
     together = t.verify(cache, tree, NOTHING).logits
     for row, text in enumerate(committed):
-        single, one = filled(Target(Decoder(fresh(name))), [text])
+        single, one = filled(Target(CausalLM(fresh(name))), [text])
         assert worst(read.logits[row], one.logits[0]) < NOISE
         root = Tree.from_roots(np.array([0]), tree.tokens[[row]])
         assert worst(together[row], t.verify(single, root, NOTHING).logits[0]) < NOISE
@@ -438,7 +438,7 @@ def test_probes_do_not_carry_a_tree_across_a_change_of_rope(name: str) -> None:
 
 def test_a_model_is_left_as_it_was_found() -> None:
     """No hook stays behind, and a `dynamic` rope has forgotten what it read."""
-    t = Target(Decoder(fresh("dynamic")))
+    t = Target(CausalLM(fresh("dynamic")))
     before = after(t.decoder.model, range(3, 12))
     filled(t, [np.arange(3, 33)], HiddenStateSpec(hidden=(1, -1)))
     assert all(

@@ -28,7 +28,7 @@ from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import DEFAULT_PARTS, usual_drafter, usual_policy
 from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.int4_linear import Int4Linear, quantise_weight
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
@@ -431,7 +431,7 @@ def test_attention_that_takes_no_tree_is_refused_by_name(folder: str, draftree: 
     with pytest.raises(
         UserError, match="LlamaForCausalLM has attn_implementation 'flex_attention'"
     ):
-        Decoder(model)
+        CausalLM(model)
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])

@@ -22,9 +22,9 @@ from draftree.drafters.neural.losses import draft_loss, kl, predicting_positions
 from draftree.drafters.neural.training_masks import block_starts
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
-from draftree.models.llama_structure import relative_distance
+from draftree.models.causal_lm import CausalLM
 from draftree.models.native_runner import MAX_RELATIVE_ERROR
+from draftree.models.numeric_agreement import relative_distance
 from draftree.native.transformer_kernels import core
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.training import time_limit
@@ -52,7 +52,7 @@ def made(dropout: float = 0.0, hidden_size: int = 16) -> Target:
         num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.5,
         attention_dropout=dropout, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    return Target(Decoder(LlamaForCausalLM(config)), "tiny")
+    return Target(CausalLM(LlamaForCausalLM(config)), "tiny")
 
 
 @pytest.fixture(scope="module")

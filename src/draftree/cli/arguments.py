@@ -13,7 +13,7 @@ from typing_extensions import override
 from draftree.cli import terminal
 from draftree.cli.console import remark
 from draftree.cli.option_checks import bias, is_json
-from draftree.costs.curves import CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import PUBLISHED, Engine, usual_drafter
 from draftree.errors import UserError

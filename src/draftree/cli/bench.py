@@ -26,7 +26,7 @@ from draftree.utils.files import lock_output
 from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
-    from draftree.costs.curves import CostTable
+    from draftree.costs.cost_table import CostTable
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.grid import Cell, PromptResult

@@ -49,7 +49,7 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     """
     from draftree.cli import arguments, cost_charts, terminal
     from draftree.cost_estimate import cost_key, learnt_costs
-    from draftree.costs.curves import CostTable, round_up_batch_size
+    from draftree.costs.cost_table import CostTable, round_up_batch_size
     from draftree.evaluation.time_estimate import timed_seconds
     from draftree.measure_costs import MAX_SECONDS, measure
 

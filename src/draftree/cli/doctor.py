@@ -97,7 +97,7 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
         return examine_output(asked)
     refuse(ctx, LOSSLESS_OPTIONS, "with --lossless")
     from draftree.cli import arguments, doctor_output, terminal
-    from draftree.costs.curves import CostTable
+    from draftree.costs.cost_table import CostTable
     from draftree.doctor import drafter_report
     from draftree.evaluation import teacher_forcing
     from draftree.evaluation.time_estimate import batched_seconds

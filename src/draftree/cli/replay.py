@@ -15,7 +15,7 @@ from draftree.errors import UserError
 from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
-    from draftree.costs.curves import CostTable
+    from draftree.costs.cost_table import CostTable
     from draftree.drafters.base import Drafter
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
@@ -102,7 +102,7 @@ def tables(work: "Bench") -> "dict[str, CostTable]":
 
     Drafters whose costs are given for a single context (`Costs`) are left out.
     """
-    from draftree.costs.curves import CostTable
+    from draftree.costs.cost_table import CostTable
 
     return {d: c for d, c in work.prices.items() if isinstance(c, CostTable)}
 

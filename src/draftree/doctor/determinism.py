@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from draftree.models.batch_invariant_runner import LayerKind
+from draftree.models.batch_invariant_model import LayerKind
 from draftree.models.invariant_widths import Widths
 from draftree.target.batch_invariance_choice import (
     MAX_DEFAULT_SLOWDOWN,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
-from draftree.costs.curves import CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.doctor.finding import HALF, PROBABILITY_NOISE, Finding, Said
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, common_prefix_length, generate_plain

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.draft_vocabulary import TargetHead, check_size
+from draftree.drafters.neural.draft_vocabulary import check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.llama_modules import (
@@ -37,6 +37,7 @@ from draftree.drafters.neural.losses import (
     select_target_logits,
     soft_cross_entropy,
 )
+from draftree.drafters.neural.target_embedding import TargetHead
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING_WEIGHT

@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.candidate_head import CandidateHead
 from draftree.drafters.neural.draft_vocabulary import (
     check_map,
     check_size,
@@ -39,7 +40,6 @@ from draftree.drafters.neural.llama_modules import (
     stored_shape,
 )
 from draftree.drafters.neural.losses import predicting_positions, soft_cross_entropy
-from draftree.drafters.neural.low_rank_head import CandidateHead
 from draftree.drafters.neural.native_drafter_layers import native_head, run_native, usable
 from draftree.errors import UserError
 from draftree.formats import speculators

@@ -19,6 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.decoding_state import SPARE_SLOTS, Decoding
 from draftree.drafters.neural.draft_vocabulary import expand_logits
 from draftree.drafters.neural.kv_cached_drafter import (
     OneLayerDrafter,
@@ -30,10 +31,9 @@ from draftree.drafters.neural.kv_cached_drafter import (
 )
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.drafters.neural.training_masks import additive, dual_block
-from draftree.drafters.neural.transformer_step_state import SPARE_SLOTS, Decoding
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.target.attention_strength import AUTO, Attending, measure_attention
 from draftree.target.target import HiddenStates, HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree
@@ -157,7 +157,7 @@ class EDDDrafter(OneLayerDrafter):
     ) -> None:
         super().__init__(knobs, model, target, stored)
         check_attends(
-            "edd", Decoder(model)
+            "edd", CausalLM(model)
         )  # a separate one, because the drafter's dtype and device are not known yet
         self._layer = knobs.hidden_layer
 

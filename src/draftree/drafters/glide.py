@@ -28,18 +28,7 @@ from draftree.drafters.base import (
     select_slots,
     slots_or_all,
 )
-from draftree.drafters.neural.draft_vocabulary import (
-    TargetEmbedding,
-    TargetHead,
-    check_size,
-    expand_logits,
-)
-from draftree.drafters.neural.glide_model import Glimpse, GlimpseModel, View
-from draftree.drafters.neural.kv_cached_drafter import BorrowingDrafter, candidates_within_context
-from draftree.drafters.neural.llama_modules import of_values
-from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
-from draftree.drafters.neural.transformer_step_state import (
+from draftree.drafters.neural.decoding_state import (
     NO_TOKENS,
     SPARE_SLOTS,
     Decoding,
@@ -49,6 +38,13 @@ from draftree.drafters.neural.transformer_step_state import (
     rewind,
     select_sequences,
 )
+from draftree.drafters.neural.draft_vocabulary import check_size, expand_logits
+from draftree.drafters.neural.glide_model import Glimpse, GlimpseModel, View
+from draftree.drafters.neural.kv_cached_drafter import BorrowingDrafter, candidates_within_context
+from draftree.drafters.neural.llama_modules import of_values
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
+from draftree.drafters.neural.target_embedding import TargetEmbedding, TargetHead
+from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
 from draftree.errors import UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint

@@ -25,6 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod, slots_or_all
+from draftree.drafters.neural.decoding_state import SPARE_SLOTS
 from draftree.drafters.neural.draft_vocabulary import check_map, check_size
 from draftree.drafters.neural.head_drafter import (
     HeadsDrafter,
@@ -43,7 +44,6 @@ from draftree.drafters.neural.llama_modules import (
     stored_shape,
 )
 from draftree.drafters.neural.training_masks import additive
-from draftree.drafters.neural.transformer_step_state import SPARE_SLOTS
 from draftree.errors import UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import Checkpoint, sizes

@@ -10,8 +10,8 @@ from typing import Any, final
 from typing_extensions import override
 
 from draftree.drafters.base import Method
-from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.drafters.neural.kv_cached_drafter import LanguageModelDrafter
+from draftree.drafters.neural.shared_vocabulary import Shared
 from draftree.errors import UserError
 from draftree.target.model_construction import one_layer
 from draftree.target.target import Target

@@ -24,14 +24,15 @@ from transformers import Cache
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.draft_vocabulary import TargetHead, check_size
+from draftree.drafters.neural.draft_vocabulary import check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.kv_cached_drafter import check_attends
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
+from draftree.drafters.neural.target_embedding import TargetHead
 from draftree.errors import UserError
 from draftree.formats.checkpoint import WEIGHT_FILES, Checkpoint, sizes, tensor_names
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.hf_runner import UNNORMED
 from draftree.target.model_construction import one_layer
 from draftree.target.target import LAST, HiddenStateSpec, Target
@@ -440,7 +441,7 @@ class MTPLayer(nn.Module):
     def __init__(self, target: Target, sparse: bool) -> None:
         super().__init__()
         config = target.decoder.config
-        inner = Decoder(one_layer(config, **({"first_k_dense_replace": 0} if sparse else {})))
+        inner = CausalLM(one_layer(config, **({"first_k_dense_replace": 0} if sparse else {})))
         check_attends("mtp", inner)
         self.shape, self._hidden_first = (
             inner.shapes[0],

@@ -15,7 +15,7 @@ from draftree.drafters.retrieval.suffix_match_expansion import (
     descendants,
     root_texts,
 )
-from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
+from draftree.drafters.retrieval.suffix_matching import Limits, Outputs
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing

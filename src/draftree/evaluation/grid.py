@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from draftree.costs.curves import CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.data.prompts import encode, question
 from draftree.data.readers import Messages
 from draftree.engine import Engine

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from draftree.acceptors.base import Acceptor
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.drafters.base import Drafter
-from draftree.drafters.neural.transformer_step_state import no_candidates
+from draftree.drafters.neural.decoding_state import no_candidates
 from draftree.engine import Engine
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Expand, Policy

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs.curves import CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.evaluation import oracle, result_rows
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.bootstrap import ResultRow

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UnknownName

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftree.metrics import Stats
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.target.target import Target
 from draftree.utils.hardware import product_dtypes, time_interleaved
 
@@ -42,7 +42,7 @@ class Ceilings:
     operations: float
 
     @classmethod
-    def measure(cls, decoder: Decoder) -> "Ceilings":
+    def measure(cls, decoder: CausalLM) -> "Ceilings":
         """Measure the limits of the model's device: read a large tensor, and multiply matrices.
 
         The matrices have the fastest of `product_dtypes`.
@@ -56,7 +56,7 @@ class Ceilings:
             read, *products = time_interleaved(works, device, MAX_PROBE_SECONDS)
         return cls(4 * READ / read, 2 * RATE**3 / min(products))
 
-    def floor(self, decoder: Decoder, tokens: float, context: float) -> float:
+    def floor(self, decoder: CausalLM, tokens: float, context: float) -> float:
         """Return a lower bound for the seconds of a pass over `tokens` after `context` tokens.
 
         The bound is the time for reading all data once or the time for all operations, whichever is

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.metrics import Work

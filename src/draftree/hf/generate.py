@@ -36,7 +36,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.aliases import OPTION, PROMPT, canonical_name, replacement_with_value, suggestion
 from draftree.batch import EngineMethods
-from draftree.costs.curves import Costs, CostTable
+from draftree.costs.cost_table import Costs, CostTable
 from draftree.errors import UserError, format_value
 from draftree.hf.generate_call import GenerateCall, prompt_ids, write
 from draftree.metrics import Stats

@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from draftree.models.implementation_names import Kernels
+from draftree.models.backend_names import Kernels
 from draftree.models.llama_structure import GATED, epsilon
 from draftree.models.native_layers import norm_record
 from draftree.native import transformer_kernels

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from draftree.models.implementation_names import GROUPED
+from draftree.models.backend_names import GROUPED
 
 MAX_GROUPED_TOKENS = 256
 """The most queries per sequence that are grouped; a prompt's mask would exceed keys and values."""

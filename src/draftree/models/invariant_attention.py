@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from draftree.errors import UserError
-from draftree.models.implementation_names import EXACT
+from draftree.models.backend_names import EXACT
 from draftree.native import transformer_kernels
 from draftree.native.transformer_kernels import address
 from draftree.utils.hardware import has_float64

@@ -19,20 +19,19 @@ from torch.nn.functional import linear, rms_norm
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from draftree.models.backend_names import GROUPED
 from draftree.models.grouped_attention import MAX_GROUPED_TOKENS, attend_by_group
-from draftree.models.implementation_names import GROUPED
 from draftree.models.kv_collectors import PassThroughCache
 from draftree.models.llama_structure import (
     CHILDREN,
     STACK,
     causal_mask,
     child_names,
-    differs_by_rounding,
     epsilon,
     first_linears,
     linears,
-    relative_distance,
 )
+from draftree.models.numeric_agreement import differs_by_rounding, relative_distance
 
 COLLECTING_HOOKS = "transformers.utils.output_capturing"
 """The module of the hooks by which transformers collects hidden states."""

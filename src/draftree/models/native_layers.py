@@ -18,18 +18,18 @@ from torch import Tensor, nn
 
 from draftree.models.int4_linear import Int4Linear
 from draftree.models.invariant_attention import to_additive_mask
+from draftree.models.kernel_linear import drop_pages
 from draftree.models.kv_cache import KVView
 from draftree.models.llama_structure import (
     CHILDREN,
     causal_mask,
     child_names,
-    differs_by_rounding,
     epsilon,
     first_linears,
     linears,
 )
 from draftree.models.native_linear import can_pack
-from draftree.models.packed_linear import drop_pages
+from draftree.models.numeric_agreement import differs_by_rounding
 from draftree.native import transformer_kernels
 from draftree.native.transformer_kernels import address
 from draftree.tree import Ints

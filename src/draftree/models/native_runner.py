@@ -16,8 +16,9 @@ from typing_extensions import override
 from draftree.models.architecture_checks import FULL, SLIDING
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
+from draftree.models.kernel_linear import KernelLinear
 from draftree.models.kv_cache import KVView, SlotCache
-from draftree.models.llama_structure import STACK, median_distance
+from draftree.models.llama_structure import STACK
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_layers import (
     FIRST_PART,
@@ -32,7 +33,7 @@ from draftree.models.native_layers import (
     run_layers,
 )
 from draftree.models.native_linear import NativeLinear
-from draftree.models.packed_linear import KernelLinear
+from draftree.models.numeric_agreement import median_distance
 from draftree.models.rope_cache import RopeCache
 from draftree.native import transformer_kernels
 from draftree.tree import Ints

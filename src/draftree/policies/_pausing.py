@@ -8,7 +8,7 @@ without drafts for some steps, and is then tried again.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from draftree.costs.curves import round_up_batch_size
+from draftree.costs.cost_table import round_up_batch_size
 
 FIRST_TRIAL = 256
 """Length of the first trial in steps times sequences.

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.kernels.tree_growth import CandidateTable, append_nodes, leading, leading_of_layer
 from draftree.metrics import Work
 from draftree.policies._device_growth import DeviceGrowth, Outlook

@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.errors import UserError
 from draftree.kernels.tree_growth import rank_scores
 from draftree.policies.base import Layered, append, fit

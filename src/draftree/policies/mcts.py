@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.kernels.tree_growth import rank_scores
 from draftree.native import native_as
 from draftree.policies.base import Expand, Policy, append, best, fit

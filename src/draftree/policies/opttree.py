@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.kernels.tree_growth import nodes_that_pay
 from draftree.policies.base import Expand, Policy, append, fit, path_log_q, top
 from draftree.tree import Floats, Tree, TreeBudget

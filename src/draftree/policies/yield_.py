@@ -17,7 +17,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.curves import Costs
+from draftree.costs.cost_table import Costs
 from draftree.kernels.tree_growth import (
     DraftPrice,
     DraftSuccess,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from draftree.errors import UserError
 from draftree.models.architecture_checks import SLIDING
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.tree import Ints
 from draftree.utils.hardware import has_float64
 
@@ -48,7 +48,7 @@ class Attending:
 
 
 @torch.inference_mode()
-def measure_attention(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
+def measure_attention(decoder: CausalLM, texts: Sequence[Ints]) -> tuple[Attending, ...]:
     """Return the strength of attention in each of the L layers.
 
     It is measured on several of the texts, chosen at even intervals.
@@ -92,7 +92,7 @@ class _Watch:
     architecture has its norms and scales, and whether or not both parts read the same input.
     """
 
-    def __init__(self, decoder: Decoder, index: int) -> None:
+    def __init__(self, decoder: CausalLM, index: int) -> None:
         self.layer = decoder.layers[index]
         mixing = [
             m for m in self.layer.children() if any(p.dim() > 1 for p in m.parameters())

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from draftree.errors import UserError
-from draftree.models.batch_invariant_runner import BatchInvariantRunner
-from draftree.models.decoder import Decoder
-from draftree.models.device_placement import is_spread
+from draftree.models.accelerate_dispatch import is_spread
+from draftree.models.batch_invariant_model import BatchInvariantModel
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.invariant_widths import Widths
+from draftree.models.kernel_linear import packed_shapes
 from draftree.models.model_runner import ModelRunner, Outputs
-from draftree.models.packed_linear import packed_shapes
 from draftree.utils.files import Entries, as_user_error, read_object, write_text
 from draftree.utils.hardware import has_float64, machine, measurement_path, time_interleaved
 
@@ -83,8 +83,8 @@ class Findings:
 
 
 def probe_batch_invariance(
-    decoder: Decoder, priced: bool = False
-) -> tuple[BatchInvariantRunner, Findings]:
+    decoder: CausalLM, priced: bool = False
+) -> tuple[BatchInvariantModel, Findings]:
     """Measure whether a model can be batch invariant, or load an earlier result of this machine.
 
     Args:
@@ -97,7 +97,7 @@ def probe_batch_invariance(
     about = measurement_key(decoder)
     path = measurement_path("exactness", about)
     before = _load_findings(path)
-    stable = BatchInvariantRunner(decoder, {} if before is None else before.kinds)
+    stable = BatchInvariantModel(decoder, {} if before is None else before.kinds)
     found = before
     if found is None:
         own = None if stable.exact else "in its attention, which is no other one"
@@ -119,7 +119,7 @@ def probe_batch_invariance(
     return stable, found
 
 
-def measurement_key(decoder: Decoder) -> dict[str, str]:
+def measurement_key(decoder: CausalLM) -> dict[str, str]:
     """Return a dict of the properties of machine and model on which the findings depend."""
     shapes = "".join(f"{name}{tuple(p.shape)}" for name, p in decoder.model.named_parameters())
     return {
@@ -145,8 +145,8 @@ def _load_findings(path: Path) -> Findings | None:
 
 
 def price(
-    decoder: Decoder,
-    stable: BatchInvariantRunner,
+    decoder: CausalLM,
+    stable: BatchInvariantModel,
     width: int = 1,
     context: int = PROBE_CONTEXT,
     longest: float = MAX_PROBE_SECONDS,
@@ -175,8 +175,8 @@ def price(
 
 
 def resolve_exactness(
-    decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False
-) -> tuple[BatchInvariantRunner | None, Word]:
+    decoder: CausalLM, name: str, asked: Word, free: bool = True, anyway: bool = False
+) -> tuple[BatchInvariantModel | None, Word]:
     """Decide whether a target's passes are batch invariant.
 
     They are if the user requests it. Without a request they are in half precision, if this costs
@@ -230,7 +230,7 @@ def resolve_exactness(
 
 
 @torch.inference_mode()
-def first_variant_layer(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
+def first_variant_layer(decoder: CausalLM, runner: ModelRunner | None = None) -> str | None:
     """Return the first layer at which a text's bits depend on how it is split into passes.
 
     The result is the LM head if only logits differ, and None if nothing differs.

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from draftree.models.decoder import Decoder
-from draftree.models.device_placement import is_spread
+from draftree.models.accelerate_dispatch import is_spread
+from draftree.models.backend_names import GROUPED
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs
-from draftree.models.implementation_names import GROUPED
+from draftree.models.kernel_linear import TIMED_BATCH_SIZES, round_head, use_kernels
 from draftree.models.model_runner import ModelRunner
-from draftree.models.packed_linear import TIMED_BATCH_SIZES, round_head, use_kernels
 from draftree.native import GENERIC, OFF, variant
 from draftree.target.load_options import Loading
 from draftree.utils.hardware import second_is_faster
@@ -26,7 +26,7 @@ Packing the weights takes seconds.
 """
 
 
-def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
+def choose_kernels(decoder: CausalLM, loading: Loading) -> bool:
     """Choose the kernels of a loaded model; return whether its passes use native ones.
 
     Args:
@@ -68,7 +68,7 @@ def computes_bfloat16_fast(native: bool = True) -> bool:
 
 
 @torch.inference_mode()
-def _is_faster(decoder: Decoder) -> bool:
+def _is_faster(decoder: CausalLM) -> bool:
     """Return whether passes with native kernels take less time on this machine."""
     cache = decoder.new_cache(1, max(TIMED_BATCH_SIZES))
     starts = cache.lengths.copy()

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from draftree.aliases import LOADING
 from draftree.errors import UserError
-from draftree.models.implementation_names import ATTENTION, EXACT, Kernels
+from draftree.models.backend_names import ATTENTION, EXACT, Kernels
 from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, translate_names
 
 PANEL = "Loading the model"
@@ -116,11 +116,11 @@ class Loading(Source):
             kernels the LM head then has 8 bits (`native_linear.py`), else 16.
         exactness: `bits` makes a token's logits bitwise the same alone, in a tree and in a batch,
             in any precision. It uses the attention `draftree` and batch-invariant layers
-            (`batch_invariant_runner.py`). `ties` leaves attention and layers as they are: if two
+            (`batch_invariant_model.py`). `ties` leaves attention and layers as they are: if two
             tokens are almost equally likely, a tree may give another token than plain decoding. The
             default is `bits` in half precision if a step then takes at most 2 % longer
             (`target/batch_invariance_choice.py`), else `ties`.
-        kernels: the kernels of linear layers on a CPU (`packed_linear.py`); by default torch's or
+        kernels: the kernels of linear layers on a CPU (`kernel_linear.py`); by default torch's or
             oneDNN's, whichever is faster for each shape.
         compile: whether the layers of target and drafter are compiled. On a CPU native kernels then
             run passes of any width (`native_runner.py`); by default if the target is large and the

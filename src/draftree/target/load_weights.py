@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError, format_value
-from draftree.models.device_placement import is_offloaded, is_spread
-from draftree.models.implementation_names import EXACT
+from draftree.models.accelerate_dispatch import is_offloaded, is_spread
+from draftree.models.backend_names import EXACT
 from draftree.models.int4_linear import GROUP, ROWS, Int4Linear, can_round
 from draftree.target.hub import locate_model
 from draftree.target.load_options import Loading

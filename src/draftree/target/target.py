@@ -26,7 +26,7 @@ from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line,
 from draftree.kernels.topk import likeliest
 from draftree.kernels.tree_verification import pack_trees, path_slots
 from draftree.models.architecture_checks import refuse_unsupported
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import Chunk, ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.models.model_runner import ModelOutput, Outputs
@@ -245,7 +245,7 @@ class Target:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: CausalLM,
         name: str = "target",
         tokenizer: PreTrainedTokenizerBase | None = None,
         loading: Loading = Loading(),
@@ -288,7 +288,7 @@ class Target:
         check_weights(model, loading)
         warn_of_training(model)
         name = name_of(model)
-        decoder = Decoder(model, capture=select_capture(model, None))
+        decoder = CausalLM(model, capture=select_capture(model, None))
         stable, _ = resolve_exactness(decoder, name, exactness, free=False)
         if stable is not None:
             stable.use(decoder)
@@ -354,7 +354,7 @@ class Target:
             ).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
-            decoder = Decoder(model, capture=select_capture(model, loading.compile))
+            decoder = CausalLM(model, capture=select_capture(model, loading.compile))
             _ = decoder.shapes  # a pass over one token reveals many faults of a config
             compiled = choose_kernels(decoder, loading)
             if chosen and not computes_bfloat16_fast(compiled):

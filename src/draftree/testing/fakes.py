@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from draftree.drafters.base import Drafter, select_slots
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.graph_capture import Capture, EagerCapture, OutputTensors
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
@@ -71,8 +71,8 @@ def tiny_target(
         torch.manual_seed(seed)
         model: Any = LlamaForCausalLM(config).requires_grad_(False)
     if not compiled:
-        return Target(Decoder(model.double().to(device), capture=capture), "tiny")
-    decoder = Decoder(model.to(device, dtype), capture=capture)
+        return Target(CausalLM(model.double().to(device), capture=capture), "tiny")
+    decoder = CausalLM(model.to(device, dtype), capture=capture)
     choose_kernels(decoder, Loading(compile=True))
     return Target(decoder, "tiny")
 
@@ -173,7 +173,7 @@ def table_target(table: Tensor, context: int = 16) -> Target:
         table: [V + 1, V, V] probabilities, see `TableModel`.
         context: number of positions.
     """
-    return Target(Decoder(TableModel(table, context)), "table")
+    return Target(CausalLM(TableModel(table, context)), "table")
 
 
 def random_table(vocab: int, seed: int) -> Tensor:

@@ -30,7 +30,7 @@ from draftree.drafters.peagle import PEAGLEDrafter
 from draftree.errors import UnknownName, UserError
 from draftree.formats import block_drafters, medusa, speculators
 from draftree.formats.checkpoint import CONFIG, DRAFTREE_ENTRY, WEIGHTS, Checkpoint
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.registry import method_of, names, part, parts
 from draftree.target.hub import download_model, is_hub_id
 from draftree.target.target import Target
@@ -257,7 +257,7 @@ def _check_export(
         )  # of copies to where nothing is, and of targets that are not named
         with as_user_error(f"target '{name}' is not a causal language model"):
             model = AutoModelForCausalLM.from_config(config)
-        opened = Target(Decoder(model), name)
+        opened = Target(CausalLM(model), name)
         part("drafter", method)(checkpoint=str(folder)).open(opened)
     return opened
 

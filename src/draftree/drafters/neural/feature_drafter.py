@@ -26,6 +26,17 @@ from transformers import Cache, DynamicCache
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Trainable, replace_slots
+from draftree.drafters.neural.decoding_state import (
+    NO_TOKENS,
+    SPARE_SLOTS,
+    Decoding,
+    StepLayout,
+    lay_out,
+    move_unread,
+    rewind,
+    select_sequences,
+    truncate_unread,
+)
 from draftree.drafters.neural.draft_vocabulary import expand_logits
 from draftree.drafters.neural.feature_drafter_on_device import (
     PairLayers,
@@ -39,17 +50,6 @@ from draftree.drafters.neural.training_masks import (
     block_starts,
     causal_pairs,
     hide_first_pairs,
-)
-from draftree.drafters.neural.transformer_step_state import (
-    NO_TOKENS,
-    SPARE_SLOTS,
-    Decoding,
-    StepLayout,
-    lay_out,
-    move_unread,
-    rewind,
-    select_sequences,
-    truncate_unread,
 )
 from draftree.kernels.tree_layout import unfed_nodes
 from draftree.models.forward_batch import ForwardBatch

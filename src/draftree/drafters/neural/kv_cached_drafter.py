@@ -24,16 +24,9 @@ from draftree.drafters.base import (
     replace_slots,
     slots_or_all,
 )
-from draftree.drafters.neural.draft_vocabulary import (
-    Shared,
-    TargetEmbedding,
-    TargetHead,
-    check_size,
-)
-from draftree.drafters.neural.low_rank_head import CandidateHead
-from draftree.drafters.neural.transformer_step_state import (
+from draftree.drafters.neural.candidate_head import CandidateHead
+from draftree.drafters.neural.decoding_state import (
     SPARE_SLOTS,
-    DecoderLayers,
     Decoding,
     keep_path,
     lay_out,
@@ -42,9 +35,13 @@ from draftree.drafters.neural.transformer_step_state import (
     select_sequences,
     truncate_unread,
 )
+from draftree.drafters.neural.draft_vocabulary import check_size
+from draftree.drafters.neural.kv_cached_drafter_on_device import DecoderLayers
+from draftree.drafters.neural.shared_vocabulary import Shared
+from draftree.drafters.neural.target_embedding import TargetEmbedding, TargetHead
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.kv_cache import SlotCache
 from draftree.models.model_runner import Outputs
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
@@ -99,7 +96,7 @@ def copy_target_layer(model: PreTrainedModel, target: Target, layer: int) -> Non
     output. The layer is useful because hidden states have a few very large entries, which the
     layers of the target have learnt to scale down.
     """
-    ours, theirs = Decoder(model), target.decoder
+    ours, theirs = CausalLM(model), target.decoder
     norms = [[m for m in d.stack.children() if "Norm" in type(m).__name__] for d in (ours, theirs)]
     for mine, its in ((ours.layers[0], theirs.layers[layer]), *zip(*norms, strict=True)):
         values = {name: value.float() for name, value in its.state_dict().items()}
@@ -140,7 +137,7 @@ def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> Pr
     return copy_one_layer(target)
 
 
-def check_attends(method: str, decoder: Decoder) -> None:
+def check_attends(method: str, decoder: CausalLM) -> None:
     """Check that the layer of a one-layer model has attention, and no recurrent state.
 
     Methods that add keys and values before the text need attention.
@@ -280,7 +277,7 @@ class CachingDrafter(Drafter[Decoding]):
         decoder: the transformer.
     """
 
-    decoder: Decoder
+    decoder: CausalLM
     expands_paths = True
 
     @property
@@ -406,7 +403,7 @@ class BorrowingDrafter(Trainable[State]):
     ) -> None:
         super().__init__(knobs, model, target, stored)
         self.decoder, self._head = (
-            Decoder(model, capture=target.decoder.capture.of(model)),
+            CausalLM(model, capture=target.decoder.capture.of(model)),
             head_of(model),
         )
 

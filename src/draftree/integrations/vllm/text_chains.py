@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftree.costs.curves import Costs, CostSource
+from draftree.costs.cost_table import Costs, CostSource
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters._fused import INITIAL_HIT_MEAN, LEARNING
 from draftree.drafters.retrieval.chain_drafting import (
@@ -23,7 +23,7 @@ from draftree.drafters.retrieval.chain_drafting import (
     draft_chains,
     learn_chains,
 )
-from draftree.drafters.retrieval.suffix_tree import Outputs
+from draftree.drafters.retrieval.suffix_matching import Outputs
 from draftree.drafters.suffix import Suffix
 from draftree.integrations.vllm.chains import NO_TOKENS, Figures
 from draftree.integrations.vllm.requests import RequestStep, Slots

@@ -19,7 +19,7 @@ namespace {  // no function may be shared between instruction sets
 #include "simd.h"
 #include "gemm.h"
 #include "amx_gemm.h"
-#include "fused_ops.h"
+#include "row_ops.h"
 #include "integer_gemm.h"
 #include "attention_products.h"
 #include "attention.h"

@@ -6,7 +6,7 @@
 namespace draftree {
 
 void bind_retrieval(nb::module_& m) {
-  bind_suffix_tree(m);
+  bind_suffix_matching(m);
   bind_suffix_array(m);
   bind_ngrams(m);
   bind_mcts(m);

@@ -8,8 +8,8 @@
 
 #include "numpy_arrays.h"
 #include "bind_loops.h"
-#include "log_exp.h"
-#include "logistic_step.h"
+#include "reproducible_log_exp.h"
+#include "logistic.h"
 #include "tree_arguments.h"
 
 namespace nb = nanobind;

@@ -10,7 +10,7 @@
 
 namespace draftree {
 
-void bind_suffix_tree(nb::module_& m);
+void bind_suffix_matching(nb::module_& m);
 void bind_suffix_array(nb::module_& m);
 void bind_ngrams(nb::module_& m);
 void bind_mcts(nb::module_& m);

@@ -2,7 +2,7 @@
 #pragma once
 #include <array>
 
-#include "node_columns.h"
+#include "node_column_indices.h"
 #include "numpy_arrays.h"
 
 namespace draftree {

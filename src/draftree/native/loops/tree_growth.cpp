@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bind_loops.h"
-#include "log_exp.h"
+#include "reproducible_log_exp.h"
 #include "tree_arguments.h"
 #include "descending_order.h"
 

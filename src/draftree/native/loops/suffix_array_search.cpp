@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-#include "retrieval_suffix_array.h"
+#include "suffix_array_search.h"
 
 namespace draftree {
 

@@ -1,4 +1,5 @@
-// Norms, rotations and gates. Included inside an anonymous namespace after simd.h.
+// Norms, rotations, changes of type and biases of rows. Included inside an anonymous namespace
+// after simd.h.
 //
 // Every number is the same chain of operations whatever else is computed, and is rounded where
 // transformers rounds it.

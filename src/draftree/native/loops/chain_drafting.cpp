@@ -3,10 +3,10 @@
 #include <cmath>
 #include <vector>
 
-#include "log_exp.h"
-#include "logistic_step.h"
-#include "retrieval_suffix_array.h"
-#include "retrieval_suffix_tree.h"
+#include "reproducible_log_exp.h"
+#include "logistic.h"
+#include "suffix_array_search.h"
+#include "suffix_matching.h"
 
 namespace draftree {
 namespace {

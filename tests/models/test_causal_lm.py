@@ -18,7 +18,7 @@ from transformers import (
 
 from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fresh, model, target
 from draftree.errors import UserError
-from draftree.models.decoder import Decoder
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import SlotCache
 from draftree.target.model_construction import one_layer
@@ -83,7 +83,7 @@ def on_meta(model_type: str, changes: Mapping[str, Any]) -> PreTrainedModel:
 def test_unsupported_architectures_are_refused_by_name(name: str) -> None:
     model_type, changes, reason = REFUSED[name]
     with pytest.raises(UserError) as refusal:
-        Decoder(on_meta(model_type, changes))
+        CausalLM(on_meta(model_type, changes))
     said = str(refusal.value)
     assert said.startswith(name)
     assert f"model_type '{model_type}'" in said
@@ -99,7 +99,7 @@ def test_an_encoder_decoder_is_refused() -> None:
         UserError,
         match=r"^T5ForConditionalGeneration \(model_type 't5'\) is not supported: .*encoder-decoder",
     ):
-        Decoder(t5)
+        CausalLM(t5)
 
 
 @pytest.mark.parametrize("config", ["t5", "rwkv", "bert", "vit"])
@@ -123,7 +123,7 @@ def test_a_folder_without_a_model_is_a_users_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_properties_of_a_model_are_read(name: str) -> None:
-    decoder, config = Decoder(model(name)), model(name).config
+    decoder, config = CausalLM(model(name)), model(name).config
     assert (decoder.vocab, decoder.hidden_size, decoder.context, len(decoder.layers)) == (
         VOCAB,
         32,
@@ -143,15 +143,15 @@ def test_properties_of_a_model_are_read(name: str) -> None:
 def test_one_layer_of_a_model_is_a_decoder_with_full_attention_where_types_are_mixed(
     name: str,
 ) -> None:
-    small = Decoder(one_layer(model(name).config))
+    small = CausalLM(one_layer(model(name).config))
     assert type(small.model) is type(model(name))
     assert len(small.layers) == len(small.shapes) == 1
     assert small.hf.window == (WINDOW if name == "mistral-sliding" else None)
-    assert small.shapes[0] == Decoder(model(name)).shapes[0]
+    assert small.shapes[0] == CausalLM(model(name)).shapes[0]
 
 
 def test_hidden_states_are_numbered_as_transformers_does() -> None:
-    decoder = Decoder(model("llama"))
+    decoder = CausalLM(model("llama"))
     assert [decoder.hidden_index(i) for i in (0, 4, -1, -4, -5)] == [0, 4, 4, 1, 0]
     for layer in (5, -6):
         with pytest.raises(
@@ -164,7 +164,7 @@ def test_hidden_states_are_numbered_as_transformers_does() -> None:
 @pytest.mark.parametrize("name", [*SOME, "gemma3", SCALED])
 @torch.inference_mode()
 def test_taps_see_a_stock_forward_and_leave_no_hook(name: str, layers: tuple[int, ...]) -> None:
-    decoder = Decoder(fresh(name))
+    decoder = CausalLM(fresh(name))
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in decoder.model.modules()]
     ids = torch.randint(3, VOCAB, (2, 9))
     with decoder.hf.collect_hidden_states(layers) as caught:
@@ -191,7 +191,7 @@ def test_keys_and_values_are_those_the_first_layer_caches(name: str) -> None:
         assert torch.allclose(ours, stored[:, :, :6], atol=1e-9)
 
 
-def holding(decoder: Decoder, *lengths: int) -> SlotCache:
+def holding(decoder: CausalLM, *lengths: int) -> SlotCache:
     """A cache with so many committed tokens in each row."""
     cache = decoder.new_cache(len(lengths), max(lengths))
     cache.lengths = np.array(lengths)
@@ -238,7 +238,7 @@ def test_the_head_gives_the_models_logits_without_a_pass_of_it(
 ) -> None:
     """Caps and scales behind the head included."""
     stock = model(name)
-    decoder = Decoder(stock)
+    decoder = CausalLM(stock)
     ids = torch.tensor([[3, 9, 4, 7]])
     with torch.no_grad():
         out = stock(input_ids=ids, output_hidden_states=True, use_cache=False)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from draftree.models.implementation_names import Kernels
+from draftree.models.backend_names import Kernels
 from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.utils.hardware import second_is_faster
 

@@ -4,7 +4,7 @@
 
 namespace draftree {
 
-// Bounds of a draft: `Limits` of suffix_tree.py.
+// Bounds of a draft: `Limits` of suffix_matching.py.
 struct Limits {
   explicit Limits(nb::handle tuple)
       : longest(whole_field(tuple, 0)),
@@ -17,7 +17,7 @@ struct Limits {
   int64_t places;
 };
 
-// Earlier outputs: `Outputs` of suffix_tree.py.
+// Earlier outputs: `Outputs` of suffix_matching.py.
 struct Outputs {
   explicit Outputs(nb::handle tuple)
       : tokens(contiguous(field<Shorts>(tuple, 0))),

@@ -1,10 +1,10 @@
-// The loops of `drafters/retrieval/suffix_tree.py` and `suffix_match_expansion.py`.
+// The loops of `drafters/retrieval/suffix_matching.py` and `suffix_match_expansion.py`.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "node_columns.h"
-#include "retrieval_suffix_tree.h"
+#include "node_column_indices.h"
+#include "suffix_matching.h"
 
 namespace draftree {
 namespace {
@@ -421,7 +421,7 @@ nb::tuple suffix_descendants(nb::list texts, const Ints& owners, nb::handle tree
 
 }  // namespace
 
-void bind_suffix_tree(nb::module_& m) {
+void bind_suffix_matching(nb::module_& m) {
   m.attr("MAX_NODES") = MAX_NODES;
   m.attr("PATH_TOKENS") = PATH_TOKENS;
   m.def("suffix_draft", &suffix_draft);

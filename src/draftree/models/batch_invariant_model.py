@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.models.decoder import Decoder
+from draftree.models.backend_names import EXACT
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
-from draftree.models.implementation_names import EXACT
 from draftree.models.invariant_experts import are_experts, expert, make_expert_forward
 from draftree.models.invariant_widths import Made, Rows, Widths, find_elementwise_widths, widths
+from draftree.models.kernel_linear import KernelLinear
 from draftree.models.model_runner import ModelRunner
 from draftree.models.native_linear import NativeLinear
-from draftree.models.packed_linear import KernelLinear
 from draftree.models.weight_sharing_copy import share_weights
 from draftree.utils.padding import pad_end
 
@@ -71,7 +71,7 @@ class LayerKind:
 
 
 @final
-class BatchInvariantRunner:
+class BatchInvariantModel:
     """Run passes in which a token's bits do not depend on the other tokens in the batch.
 
     Linear layers, activations, experts and rotary embeddings are made batch invariant in a copy of
@@ -86,7 +86,7 @@ class BatchInvariantRunner:
         runner: the runner of batch-invariant passes.
     """
 
-    def __init__(self, decoder: Decoder, known: Mapping[str, Widths | None] = {}) -> None:
+    def __init__(self, decoder: CausalLM, known: Mapping[str, Widths | None] = {}) -> None:
         self.kinds: dict[str, LayerKind] = {}
         self.runner: ModelRunner = decoder.runner
         if decoder.native_kinds:
@@ -107,7 +107,7 @@ class BatchInvariantRunner:
                 _change(module, _rope_in_blocks(vars(module).get("forward")))
         own.model.set_attn_implementation(EXACT)
 
-    def use(self, decoder: Decoder) -> None:
+    def use(self, decoder: CausalLM) -> None:
         """Make a decoder's passes batch invariant."""
         if isinstance(self.runner, HFRunner):
             decoder.use_runner(self.runner)
@@ -127,7 +127,7 @@ class BatchInvariantRunner:
         self,
         module: nn.Module,
         seen: LayerCall,
-        decoder: Decoder,
+        decoder: CausalLM,
         known: Mapping[str, Widths | None],
     ) -> None:
         name, own = f"{type(module).__name__} {seen.entries}", module.forward
@@ -170,7 +170,7 @@ def _change(module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @torch.inference_mode()
-def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, LayerCall]:
+def _layers(runner: HFRunner, decoder: CausalLM) -> dict[nn.Module, LayerCall]:
     """Return the modules of a model that compute each token separately, with example arguments.
 
     They are experts, and layers without submodules that map each vector to a vector.

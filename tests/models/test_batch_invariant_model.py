@@ -15,13 +15,13 @@ from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
 from draftree.models import invariant_widths
-from draftree.models.batch_invariant_runner import BatchInvariantRunner
-from draftree.models.decoder import Decoder
+from draftree.models.batch_invariant_model import BatchInvariantModel
+from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths, find_elementwise_widths, widths
+from draftree.models.kernel_linear import use_kernels
 from draftree.models.kv_cache import SlotCache
-from draftree.models.packed_linear import use_kernels
 from draftree.registry import build
 from draftree.target.batch_invariance_choice import first_variant_layer, resolve_exactness
 from draftree.tree import Ints
@@ -116,7 +116,7 @@ def test_linears_of_this_machine_are_evened_out(dtype: torch.dtype, entries: int
             assert torch.equal(whole[at : at + n], kept.apply(linear, rows[at : at + n]))
 
 
-def read(decoder: Decoder, cache: SlotCache, parts: list[list[Ints]]) -> None:
+def read(decoder: CausalLM, cache: SlotCache, parts: list[list[Ints]]) -> None:
     """Reads every row's text in its parts, rows side by side as long as they have some."""
     for row in itertools.zip_longest(*parts, fillvalue=np.zeros(0, np.int64)):
         starts = cache.lengths.copy()
@@ -142,7 +142,7 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
     ) % 2  # either kernel, in either dtype
     use_kernels(decoder.model, "packed" if by_turns else "stock")
     known = KNOWN.setdefault((dtype, by_turns), {})  # layers of a kind are in many models
-    stable = BatchInvariantRunner(decoder, known)
+    stable = BatchInvariantModel(decoder, known)
     known |= stable.widths
     assert None not in known.values()
     stable.use(decoder)
@@ -204,8 +204,8 @@ def texts_are_plain_decodings(target: Target) -> None:
 
 def test_where_bits_part_is_named() -> None:
     model = fresh("llama").to(torch.bfloat16)
-    decoder = Decoder(model)
-    BatchInvariantRunner(decoder).use(decoder)
+    decoder = CausalLM(model)
+    BatchInvariantModel(decoder).use(decoder)
 
     def odd(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         return out * (1 + (out.shape[1] > 7) / 64)
@@ -223,15 +223,15 @@ def test_experts_say_what_they_said() -> None:
         model, ids = fresh(name, layers=2), torch.arange(3, 40)[None]
         with torch.no_grad():
             said = model(ids).logits
-            decoder = Decoder(model)
-            BatchInvariantRunner(decoder).use(decoder)
+            decoder = CausalLM(model)
+            BatchInvariantModel(decoder).use(decoder)
             assert torch.equal(model(ids).logits, said)
             assert (decoder.hf.model(ids).logits - said).abs().max() < 1e-5
 
 
 def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
     model = fresh("qwen3_moe").float()
-    decoder = Decoder(model)
+    decoder = CausalLM(model)
     first = decoder.layers[0].mlp.gate  # type: ignore[union-attr]
 
     def flipping(stock: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -242,7 +242,7 @@ def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
         return flips
 
     first.forward = flipping(first.forward)
-    stable = BatchInvariantRunner(decoder)
+    stable = BatchInvariantModel(decoder)
     assert stable.widths["Qwen3MoeTopKRouter 32 (4, 32)"] == Widths(32, 16, 8192)
     stable.use(decoder)
     assert first_variant_layer(decoder) is None
@@ -262,7 +262,7 @@ def test_models_that_cannot_be_invariant_are_refused_by_name() -> None:
         UserError,
         match=r"^exactness is 'bits', but target 'x' .* in its Odd 32 \(71, 32\) \(71,\): allowed",
     ):
-        resolve_exactness(Decoder(model), "x", "bits")
+        resolve_exactness(CausalLM(model), "x", "bits")
 
 
 def test_a_target_is_loaded_so(tmp_path: Path) -> None:

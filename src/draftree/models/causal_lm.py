@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
+from draftree.models.accelerate_dispatch import input_device, move_to_device
 from draftree.models.architecture_checks import refuse_unsupported
-from draftree.models.device_placement import input_device, move_to_device
+from draftree.models.backend_names import ATTENTION
 from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import LOG, Capture, EagerCapture, Epilogue, OutputTensors
 from draftree.models.graph_runner import TRIAL_TOKENS, GraphRunner, check_recording
 from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
-from draftree.models.implementation_names import ATTENTION
 from draftree.models.invariant_attention import register
+from draftree.models.kernel_linear import make_row_product
 from draftree.models.kv_cache import LayerShape, SlotCache
 from draftree.models.kv_collectors import capture_first_kv
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_runner import NativeRunner
-from draftree.models.packed_linear import make_row_product
 from draftree.models.recurrent.cache_probe import StoredShapes
 from draftree.models.recurrent.state_cache import States
 from draftree.models.shape_buckets import ShapeBuckets
@@ -39,7 +39,7 @@ HEAD_FACTORS = ("logit_scale", "lm_head_multiplier", "logits_scaling")
 """Config entries by which models multiply their logits: Cohere, Falcon-H1 and HyperCLOVA X."""
 
 
-class Decoder:
+class CausalLM:
     """Run a causal language model of transformers over draft trees.
 
     Args:
