@@ -1,6 +1,6 @@
 // Binds the loops of each file to Python.
 #define DRAFTREE_IMPORTS_NUMPY
-#include "numpy_arrays.h"
+#include "contiguous_arrays.h"
 #include "bind_loops.h"
 
 namespace draftree {
@@ -8,7 +8,9 @@ namespace draftree {
 void bind_tree_growth(nanobind::module_& m);
 void bind_tree_layout(nanobind::module_& m);
 void bind_tree_verification(nanobind::module_& m);
-void bind_candidate_fusion(nanobind::module_& m);
+void bind_node_table(nanobind::module_& m);
+void bind_merge_candidates(nanobind::module_& m);
+void bind_logistic(nanobind::module_& m);
 void bind_vocabulary_loops(nanobind::module_& m);
 
 void bind_loops(nanobind::module_& m) {
@@ -16,7 +18,9 @@ void bind_loops(nanobind::module_& m) {
   bind_tree_growth(m);
   bind_tree_layout(m);
   bind_tree_verification(m);
-  bind_candidate_fusion(m);
+  bind_node_table(m);
+  bind_merge_candidates(m);
+  bind_logistic(m);
   bind_vocabulary_loops(m);
 }
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "numpy_arrays.h"
+#include "contiguous_arrays.h"
 #include "bind_kernels.h"
 #include "bind_loops.h"
 #include "kernels.h"

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "buffer_arrays.h"
+#include "strided_arrays.h"
 
 namespace draftree {
 

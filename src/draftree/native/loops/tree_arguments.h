@@ -3,7 +3,7 @@
 #include <array>
 
 #include "node_column_indices.h"
-#include "numpy_arrays.h"
+#include "contiguous_arrays.h"
 
 namespace draftree {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "numpy_arrays.h"
+#include "contiguous_arrays.h"
 #include "bind_loops.h"
 
 namespace nb = nanobind;

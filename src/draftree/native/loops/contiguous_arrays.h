@@ -1,6 +1,6 @@
 // NumPy arrays as arguments and results of all loops but those of retrieval, by NumPy's C API.
 //
-// The retrieval loops use buffer_arrays.h, which copies no argument. Here an argument that is not
+// The retrieval loops use strided_arrays.h, which copies no argument. Here an argument that is not
 // C-contiguous is copied, and every loop may rely on contiguous memory.
 //
 // NumPy's own C API is used because a call of a loop takes a few microseconds: nanobind's ndarray

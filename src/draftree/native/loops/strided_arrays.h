@@ -1,6 +1,6 @@
 // NumPy arrays as arguments and results of the retrieval loops, by Python's buffer protocol.
 //
-// All other loops use numpy_arrays.h, which copies an argument that is not C-contiguous. The
+// All other loops use contiguous_arrays.h, which copies an argument that is not C-contiguous. The
 // retrieval loops read and write whole texts and their indices, which are long, so that here no
 // argument is ever copied.
 //
@@ -108,7 +108,15 @@ struct Result : Array<T, N> {
   nb::object object;
 };
 
-nb::object empty_array(const char* dtype, int dimensions, const int64_t* shape);
+inline nb::object empty_array(const char* dtype, int dimensions, const int64_t* shape) {
+  static PyObject* const empty =
+      nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
+  PyObject* extents = PyTuple_New(dimensions);
+  for (int d = 0; d < dimensions; d++) PyTuple_SetItem(extents, d, PyLong_FromLongLong(shape[d]));
+  PyObject* made = PyObject_CallFunction(empty, "(Ns)", extents, dtype);
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
 
 template <class T>
 constexpr const char* dtype_name() {
