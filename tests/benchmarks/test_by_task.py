@@ -29,7 +29,7 @@ def test_the_rows_of_several_results_stand_in_one_table(
 ) -> None:
     files = []
     for kernels in ("avx512_bf16", "avx2"):
-        about = {"target": {"dtype": "bfloat16"}, "hardware": {"kernels": kernels}}
+        about: dict[str, Any] = {"target": {"dtype": "bfloat16"}, "hardware": {"kernels": kernels}}
         about |= {"max_new_tokens": 8, "command": f"bench {kernels}"}
         result = {"provenance": about, "rows": [PLAIN, DRAFTED], "categories": CATEGORIES}
         files.append(tmp_path / f"{kernels}.json")

@@ -81,7 +81,11 @@ def by_reader(*groups: tuple[str | Reader, str]) -> dict[str, Reader]:
 
 
 def same_object(of: Any) -> Any:
-    """Return the object itself, for attributes that other tools put into a nested object."""
+    """Return the object itself.
+
+    This reads aliases such as `message` and `delta`. In other tools they name a nested object that
+    has the text. Here the object itself has the text.
+    """
     return of
 
 

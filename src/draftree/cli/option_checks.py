@@ -142,10 +142,12 @@ def _several(value: Any) -> Sequence[Any]:
 
 
 def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield messages about option values that break the rules of a dataclass's fields.
+    """Yield a message for each option value that a dataclass's field does not allow.
 
-    An invalid `logit_bias` raises an error instead. The last message is about a least number of new
-    tokens that is above the largest one.
+    The last message is yielded if `min_new_tokens` is larger than `max_new_tokens`.
+
+    Raises:
+        UserError: an item of `logit_bias` is invalid.
     """
     same: dict[str, Field[Any]] = {
         f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None, list[int])

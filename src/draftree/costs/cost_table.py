@@ -127,7 +127,10 @@ class Costs(Part):
         return np.where(tokens > 0, _interpolate(*self.draft_curve, tokens), 0.0)
 
     def targets(self, tokens: Floats) -> Floats:
-        """Return the seconds of target passes for several numbers of tokens of each sequence."""
+        """Return the seconds of one target pass for each entry of `tokens`.
+
+        An entry is the number of tokens of each sequence in the pass.
+        """
         return _interpolate(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:

@@ -97,7 +97,10 @@ class Improvement:
 
     @property
     def evidence(self) -> str:
-        """Return a text that describes the gain."""
+        """Return a text with the overlap and the agreement without and with the change.
+
+        The text also gives the changes of overlap and cross-entropy in standard errors.
+        """
         return (
             f"with {self.change}, overlap goes from {self.overlap[0]:.3f} to {self.overlap[1]:.3f} and agreement from "
             f"{self.agreement[0]:.2f} to {self.agreement[1]:.2f} (overlap rises by {self.z:.1f} standard errors, cross-entropy "

@@ -314,9 +314,16 @@ class FusedDrafter(Drafter[FusedState]):
         proposed: Mapping[int, Candidates],
         guide: int | None,
     ) -> list[RetrievalHits]:
-        """Return the candidates of all parts except the guide.
+        """Return the candidates of all parts except the guide, as retrieval hits.
 
         Parts that propose no token are left out.
+
+        Args:
+            state: the state of the drafter.
+            tree: the tree so far.
+            frontier: [F] the nodes that are expanded.
+            proposed: the candidates of each part, by the index of the part.
+            guide: the index of the guide; None if there is no guide.
         """
         guiding = None if guide is None else proposed[guide]
         nodes, rows = tree.number[frontier], tree.row[frontier]

@@ -184,10 +184,10 @@ def _lm_head(head: int, arch: Arch) -> str:
 
 
 def check_aliases(tensors: dict[str, Tensor], knobs: Hydra, where: Path) -> None:
-    """Check that all names of a shared block have the same weights in a file.
+    """Check that a file has the same tensors under all names of a shared block.
 
     Raises:
-        UserError: two of them have different weights.
+        UserError: the tensors under two of the names differ.
     """
     for head in range(knobs.heads):
         for part in ("weight", "bias"):

@@ -224,13 +224,14 @@ def names_in_qwen3_next(level: int = 0) -> Mapping[str, str]:
 
 
 def names_in_inkling(begin: str, level: int = 0) -> Mapping[str, str]:
-    """Return the names of a layer's parts in checkpoints of Inkling.
+    """Return the names of an MTP layer's parts in checkpoints of Inkling.
 
-    The result has the form of `names_after_last_layer`. All layers share the norm after them.
+    The result has the form of `names_after_last_layer`. All MTP layers have the same `norm.` entry,
+    because the checkpoint stores this norm once.
 
     Args:
         begin: the prefix of all names.
-        level: the index of the layer.
+        level: the index of the MTP layer, from 0.
     """
     each = f"{begin}layers.{level}."
     return {

@@ -155,10 +155,13 @@ class SuffixDrafter(Drafter[SuffixState]):
     def _texts_of(
         self, state: SuffixState, tree: Tree, frontier: Ints
     ) -> tuple[list[RootText], Ints, SuffixState]:
-        """Return the texts up to the roots of a frontier [F], with space for the paths below them.
+        """Return the text of each sequence that has a node in the frontier [F].
 
-        Also return the index [F] of the text of each frontier node, and the state with these texts.
-        A text is computed once in a step.
+        A text ends with the root. Its array has space for the longest path below the root.
+
+        Returns:
+            The texts; [F] the index of each frontier node's text; and the state, which caches the
+                texts so that each is computed only once in a step.
         """
         nodes = tree.nodes
         rows = nodes.row[frontier].tolist()

@@ -181,7 +181,7 @@ def _alternate(
 
 
 def _percentiles(values: Floats) -> dict[str, float] | None:
-    """Return the percentiles of some seconds by name; None if there are no values."""
+    """Return the percentiles in `PERCENTILES` of the values, by name; None without values."""
     if not len(values):
         return None
     return {name: float(np.percentile(values, share)) for name, share in PERCENTILES.items()}

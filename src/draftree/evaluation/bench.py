@@ -133,7 +133,7 @@ class Bench:
     def prompt(self, index: int) -> dict[Cell, PromptResult]:
         """Run all cells on one prompt, and return the result of each cell.
 
-        Each repeat starts with another cell.
+        The prompt is run `repeats` times. The order of the cells rotates by one in each repeat.
         """
         request = self.requests[index]
         done: dict[Cell, list[Generation]] = {cell: [] for cell in self.cells}

@@ -93,7 +93,10 @@ class ComparedDrafts:
 
     @property
     def block(self) -> Ints:
-        """Return [M] an index for each position; positions with the same text and root share it."""
+        """Return [M] the index of each position's block.
+
+        Positions with the same text and root are in the same block.
+        """
         return np.unique(np.stack((self.text, self.root)), axis=1, return_inverse=True)[1].ravel()
 
 

@@ -67,7 +67,11 @@ DEPTHS_ENTRY = "num_depths"
 
 
 def checkpoint_name_map(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """Return a function from original tensor names to names in a checkpoint with this config."""
+    """Return a function that maps tensor names of the original layout to a checkpoint's names.
+
+    Args:
+        config: the checkpoint's config, which says whether it has the layout of speculators.
+    """
     prefixes = PREFIXES.get(str(config.get(KIND)), {})
     return lambda key: _replace_prefix(key, prefixes)
 

@@ -79,7 +79,7 @@ class RetrievalExpand(ABC):
 
     @property
     def ahead(self) -> int:
-        """Return the number of layers that one pass computes."""
+        """Return the number of tree layers that one forward pass of the drafter computes."""
         return 1
 
 

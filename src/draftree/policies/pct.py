@@ -108,10 +108,13 @@ class PCT(Layered):
         return self.width
 
     def plan_step(self, outlook: Outlook) -> DeviceGrowth | None:
-        """Return a plan for the same trees within fixed bounds, for the device.
+        """Return a plan by which trees grow on the device, with the thresholds of this policy.
 
-        The bounds follow from the thresholds: the values of a layer sum to at most 1, so that few
-        nodes reach a threshold.
+        The plan bounds the number of nodes that a layer keeps and the number that are expanded. The
+        values of a layer sum to at most 1. So at most 1/t nodes of a layer reach a threshold t.
+
+        Return None if `gain` is false, if `leaf_threshold` is 0, or if the ratio is not above 0 and
+        at most 1.
         """
         ratio = outlook.costs.ratio if self.ratio is None else self.ratio
         if not self.gain or not 0 < ratio <= 1 or not self.leaf_threshold:

@@ -399,7 +399,13 @@ class _Budget:
 
     @classmethod
     def of(cls, costs: Costs, rows: int, memory: Learned) -> "_Budget":
-        """Return the budget of a step before anything is drafted."""
+        """Return the price of time and the remaining time at the beginning of a step.
+
+        Args:
+            costs: the costs of the step.
+            rows: R, the number of sequences.
+            memory: the policy's memory, from which the rate λ and the remaining regret are read.
+        """
         return cls(
             costs, rows, memory.rate(costs, rows), memory.remaining_regret(rows) * costs.token
         )

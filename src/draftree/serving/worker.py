@@ -62,7 +62,7 @@ class Work:
     Attributes:
         requests: requests to the engine, one for each text.
         stops: stop texts of the request.
-        speculative: drafter and policy for the texts, and their owner.
+        speculative: how the texts are drafted, and the owner of the API key.
         trees: whether updates include the draft tree of each step.
     """
 

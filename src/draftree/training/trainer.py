@@ -483,9 +483,16 @@ def split_samples(samples: Sequence[Sample], plan: TrainingPlan) -> tuple[list[i
 
 
 def learning_rate_factor(plan: TrainingPlan, step: int, steps: int, over: float = 0.0) -> float:
-    """Return the factor of the learning rate at a step.
+    """Return the factor by which the plan's learning rate is multiplied at a step.
 
-    `over` is the share of the run's time limit that has passed.
+    It is the product of the warmup and the decay. The decay depends on the progress of the run,
+    which is the larger of `step / steps` and `over`.
+
+    Args:
+        plan: the plan, which contains the warmup, the schedule and the floor of the decay.
+        step: the index of the step, from 0.
+        steps: the number of steps of the run.
+        over: the share of the run's time limit that has passed.
     """
     warmup = plan.warmup if plan.warmup >= 1 else plan.warmup * steps
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0

@@ -152,7 +152,7 @@ class RankedTexts:
 
     @property
     def everywhere(self) -> Acceptance:
-        """Return the acceptance if every token is a root."""
+        """Return the ranks below all tokens of the texts; each token is one root."""
         return Acceptance(np.concatenate(self.texts), self.width)
 
     def simulate_decoding(self, paths: RankTree) -> tuple[Acceptance, float]:

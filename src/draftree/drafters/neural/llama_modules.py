@@ -165,9 +165,13 @@ class Rotary(nn.Module):
         return self
 
     def tables(self, like: Tensor, positions: Tensor) -> Angles | None:
-        """Return tables of cosines and sines for native layers, and where positions [R, n] stand.
+        """Return cosines and sines by position for native layers, and each token's index into them.
 
-        They have the dtype of `like`. It is None if angles depend on the length of a text.
+        Return None if the frequencies depend on the length of a text.
+
+        Args:
+            like: a tensor with the dtype that the cosines and sines get.
+            positions: [R, n] the positions of the tokens, on the CPU.
         """
         if not self.fixed:
             return None

@@ -42,7 +42,13 @@ class Lines:
 
     @classmethod
     def empty(cls, vocab: int, width: int, room: int) -> Self:
-        """Return storage for V tokens with memory for `room` lines."""
+        """Return storage without lines.
+
+        Args:
+            vocab: V, the size of the vocabulary.
+            width: K, the number of successors in a line.
+            room: number of lines for which memory is allocated.
+        """
         tokens, confirmed, earlier = np.empty((3, room), np.int32)
         return cls(
             tokens,

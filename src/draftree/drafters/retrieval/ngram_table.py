@@ -154,7 +154,16 @@ def table_of(arrays: dict[str, Array]) -> Table:
 
 
 def kinds(n: int, vocab: int, most: int) -> dict[str, str]:
-    """Return the dtype of each array; they are the smallest that fit the ids and list lengths."""
+    """Return the dtype of each array of a table, by the name of the array.
+
+    The dtypes of `context_high` and `token_high` depend on the number of bits to store. The dtype
+    of `size` depends on `most`. The other dtypes are constant.
+
+    Args:
+        n: number of tokens of an n-gram.
+        vocab: V, the size of the vocabulary.
+        most: largest number of successors of a context.
+    """
 
     def high(bits: int) -> str:
         return "<u1" if bits <= 24 else "<u2" if bits <= 32 else "<u4" if bits <= 48 else "<u8"

@@ -110,7 +110,7 @@ class TreePaths:
 
     @cached_property
     def padding(self) -> Tensor:
-        """Return [R, n] True at padding, on the device."""
+        """Return a mask [R, n] on the device that is True at padding."""
         return torch.from_numpy(np.arange(self.seen.shape[1]) >= self.widths[:, None]).to(
             self.device
         )
