@@ -1062,7 +1062,18 @@ def take_argument(what: str, given: Any, named: dict[str, Any], default: Any = N
 
 
 def given_parts(named: dict[str, Any], drafter: Any, policy: Any, acceptor: Any) -> Iterator[Any]:
-    """Yield drafter, policy and acceptor, each given under its own name or another tool's."""
+    """Yield the drafter, the policy and the acceptor; see `take_argument`.
+
+    Args:
+        named: further arguments by draftree's names, which other tools' names were translated to.
+            The three parts are removed from it.
+        drafter: the drafter, if it was given under its own name.
+        policy: the policy, if it was given under its own name.
+        acceptor: the acceptor, if it was given under its own name.
+
+    Raises:
+        UserError: a part is given twice.
+    """
     for what, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor)):
         yield take_argument(what, given, named)
 

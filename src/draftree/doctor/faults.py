@@ -44,13 +44,18 @@ NEGLIGIBLE_GAIN = 1e-4
 
 @dataclass(frozen=True)
 class Alternative:
-    """Describe one change with which a drafter is driven again.
+    """Describe one change to try on a drafter.
+
+    The drafter drafts the same texts again with the change. If its drafts improve, the change shows
+    what the fault is. The change is made either in what the drafter reads (`source`), or in the
+    drafter itself (`made`).
 
     Attributes:
         cause: name of the fault that the drafter has if the change helps.
         change: description of the change.
-        source: target or recording that the drafter reads in this run.
-        made: function that returns a context manager; the drafter is changed inside it.
+        source: target or recording whose internals the drafter reads in this run.
+        made: function that returns a context manager, inside which the drafter is changed; by
+            default the drafter stays as it is.
     """
 
     cause: str

@@ -141,12 +141,12 @@ class RESTState:
 
 @final
 class RESTDrafter(Drafter[RESTState]):
-    """Drafts the trie of continuations that follow the last tokens of the text in a datastore.
+    """Drafts continuations of the last tokens of the text, which it finds in a datastore.
 
-    Below nodes outside of that trie, it drafts the trie for the node's own path.
-
-    Each sequence is searched for once in a step, as in REST. If another drafter has proposed a node
-    that is not in the trie, the datastore is searched for that node and the tokens before it.
+    The continuations form a trie, from which the tree's tokens are taken. The datastore is searched
+    once per sequence and step, as in REST. Another drafter may have proposed a node that is not in
+    the trie. If that node is expanded, the datastore is also searched for the tokens up to it, and
+    its children come from the trie that is found.
 
     Args:
         knobs: the options of the method.

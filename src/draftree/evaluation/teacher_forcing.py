@@ -208,9 +208,18 @@ def replay(
 def _draft_along_chains(
     drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int
 ) -> tuple[Tree, list[tuple[Ints, Candidates]], Any]:
-    """Return the known tokens as chains, and the drafter's k candidates after each node.
+    """Draft after each token of given chains.
 
-    The third value is the drafter's new state. `blocks` holds the tokens of each live sequence.
+    Args:
+        drafter: drafter that proposes the candidates.
+        state: the drafter's state.
+        live: the unfinished sequences.
+        blocks: for each unfinished sequence, the tokens of its chain, beginning with the root.
+        k: number of candidates after each token.
+
+    Returns:
+        The chains as a tree; for each depth, the nodes and the candidates after them; and the
+        drafter's new state.
     """
     tree = Tree.from_roots(live, np.array([b[0] for b in blocks]))
     frontier, asked = np.arange(len(live)), []

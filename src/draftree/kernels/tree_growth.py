@@ -83,12 +83,13 @@ class DraftSuccess(NamedTuple):
 
 
 class RetrievalNote(NamedTuple):
-    """Tokens that retrieval found after nodes before a draft model expanded them.
+    """What retrieval found after nodes that a draft model expanded afterwards.
 
     Attributes:
-        asked: [A] the numbers of the nodes.
-        share: [A] the share of each node's value that was found after it.
-        found: [A, K] the tokens found; −1 in unused places.
+        asked: [A] the numbers of these nodes.
+        share: [A] the summed values of the tokens found after each node, divided by the value of
+            the node.
+        found: [A, K] the ids of the tokens found after each node; −1 in unused places.
     """
 
     asked: Array
@@ -476,16 +477,22 @@ def outcomes(
 
 @native
 def worth_verifying(score: Array, price: PassPrice, ahead: int) -> Scan:
-    """Find the number of best nodes that maximises their value minus the cost of verification.
+    """Find how many nodes to verify, so that their total value minus the cost is largest.
+
+    The nodes with the highest scores are taken. Their verification may not add more seconds to the
+    pass than `price.left`.
 
     Args:
-        score: [N] log values.
+        score: [N] log values of the nodes, without the roots.
         price: the price of verification.
-        ahead: the most nodes over which the cost of a further node is averaged.
+        ahead: the largest number i of further nodes that is examined for the cost of one more node.
 
     Returns:
-        The order by falling score, the number of best nodes, the least cost of verifying one more
-            (in tokens), and the value of the worst of them.
+        - The indices of the nodes by falling score.
+        - The number of nodes to verify, which are the first ones in this order.
+        - The cost of verifying one more node, in tokens. It is the least average cost per node of i
+          further nodes, for i = 1 … `ahead`.
+        - The value of the worst of the nodes to verify; ∞ if there are none.
     """
     target, rows, rate, left = price
     order = falling(score)

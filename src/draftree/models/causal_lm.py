@@ -291,10 +291,11 @@ class CausalLM:
 
     @cached_property
     def _behind_head(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the function that the model applies to its LM head's output: none, cap or scale.
+        """Return the function that the model applies to the output of its LM head.
 
-        Each known function is compared with the model on a probe. The result is None if none of
-        them matches.
+        The known functions are the identity, a soft cap and scales. They are compared with the
+        model on a probe, and the first one that matches is returned. Return None if no known
+        function matches.
         """
         cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
         factors = [getattr(self.config, name, None) or 1.0 for name in HEAD_FACTORS]

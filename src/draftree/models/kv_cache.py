@@ -493,7 +493,11 @@ class Writer(Cache):
         return self._slots
 
     def within(self, layer: int) -> "KVView | None":
-        """Return the memory of a layer's keys and values; None if the pass is recorded."""
+        """Return a view of the memory of a layer's keys and values in this pass.
+
+        Return None if passes are padded to a few sizes, as recorded passes are (see
+        `ShapeBuckets`).
+        """
         if self._cache.ladder.few:
             return None
         (keys, values), more = self._cache.layer(layer), self._cache.more(layer)

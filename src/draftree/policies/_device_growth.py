@@ -125,9 +125,13 @@ class DeviceGrowth:
         return total
 
     def choice_inputs(self, layers: Layers) -> Floats:
-        """Return the values [X] for `Nodes.known` that the choices read.
+        """Return the policy's parameters [X] for one step; by default there are none.
 
-        They are inputs of captured passes, so that they may change from step to step.
+        They become `Nodes.known`, where the other methods of the plan read them. They are inputs of
+        the captured passes, so that they can change from step to step without a new capture.
+
+        Args:
+            layers: the drafter's passes.
         """
         return np.zeros(0)
 

@@ -215,7 +215,11 @@ class Layered(Policy):
         )
 
     def _with_room(self, tree: Tree, nodes: Ints, room: TreeBudget) -> Ints:
-        """Return the nodes that may have children within the bounds of depth and nodes."""
+        """Return those of the given nodes that may have children.
+
+        Their depth must be below the limits of `room` and of the policy. The number of drafted
+        nodes of their sequence must be below `room.nodes`.
+        """
         if tree.drafted >= room.nodes:
             drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
             nodes = nodes[drafted[tree.row[nodes]] < room.nodes]

@@ -264,7 +264,20 @@ class MCTS(Policy):
     def _expand_layers(
         self, expand: Expand, tree: Tree, room: TreeBudget
     ) -> tuple[Tree, Ints, Candidates]:
-        """Return the tree without its last layer, and the parents and candidates of that layer."""
+        """Draft the sentences of the local model, layer by layer.
+
+        Every layer but the last is appended to the tree. The last layer is returned as candidates.
+
+        Args:
+            expand: returns the drafter's candidates after given nodes.
+            tree: the roots.
+            room: the largest size of the trees.
+
+        Returns:
+            The tree without the last layer, and the parents and candidates of the last layer. If
+            `room` allows no further layer before, the tree has all layers, and there are no parents
+            and candidates.
+        """
         nodes = np.arange(tree.roots)
         while (frontier := room.expandable(tree, nodes)).size:
             candidates = expand(tree, frontier, self.width)

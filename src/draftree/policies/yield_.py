@@ -280,10 +280,11 @@ class Yield(Policy):
         )
 
     def plan_step(self, outlook: Outlook) -> DeviceGrowth | None:
-        """Return the plan that grows the same trees on the device, within bounds.
+        """Return a plan by which the trees of `draft` grow on the device.
 
-        It is None if nothing is to be drafted. A plan of one layer is a probe, which measures
-        whether drafting pays again.
+        The size of the trees is bounded by the sizes in `outlook`. Return None if nothing is to be
+        drafted. If drafting does not pay at present, the plan may be a probe of one layer, which
+        measures whether it pays again.
         """
         costs = outlook.costs
         tree = outlook.roots

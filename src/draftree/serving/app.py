@@ -65,7 +65,7 @@ class ModelList(BaseModel):
 
 
 class Tokens(BaseModel):
-    """The answer of `/tokenize`, by vLLM's names."""
+    """The answer of `/tokenize`, with the field names of vLLM."""
 
     count: int
     max_model_len: int

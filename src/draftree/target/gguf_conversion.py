@@ -151,9 +151,14 @@ def dequantised_folder(parts: tuple[Path, ...]) -> Path:
 
 @cache
 def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
-    """Return the SHA-256 hash of the files' content, one file after the other.
+    """Return the SHA-256 hash of the contents of files, as hexadecimal digits.
 
-    Their sizes and times, `stats`, are only a part of the cache's key: a changed file is read again.
+    The result is cached in memory by both arguments. A file whose size or time has changed is
+    therefore read again.
+
+    Args:
+        parts: the files, in the order in which they are hashed.
+        stats: the size and the modification time of each file, which are not hashed.
     """
     hashed = hashlib.sha256()
     for part in parts:

@@ -692,10 +692,15 @@ def _in_order(
 ) -> VerificationResult:
     """Return the result of a pass over draft trees, with internals in the order of the nodes.
 
+    Hidden states and the likeliest tokens are taken from the output of the pass, and put into the
+    order of the nodes. The logits stay in the order of the pass.
+
     Args:
         out: the output of the pass.
-        hidden_states: the internals of the nodes, without hidden states.
-        needs: the internals to return.
+        hidden_states: the internals in the order of the nodes. Its fields `hidden` and `top` are
+            replaced.
+        needs: the internals that the drafter reads; `needs.top` determines whether likeliest tokens
+            are returned, and how many.
         at: [N] the index of each node in the pass; None if the orders are equal.
     """
     hidden, top = dict(out.hidden), likeliest_tokens(out.logits, needs.top) if needs.top else None

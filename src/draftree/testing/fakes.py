@@ -47,7 +47,7 @@ def tiny_target(
     Args:
         context: number of positions.
         seed: seed of the weights.
-        capture: object that runs its passes over trees, such as recording them.
+        capture: object that runs the passes over draft trees, either eagerly or recorded.
         compiled: whether the layers run native kernels; otherwise they run torch with float64
             weights.
         device: device of the model.
@@ -254,14 +254,15 @@ class TableDrafter(Drafter[None]):
 
 
 class Scripted(Drafter[Texts]):
-    """Draft from the text that the target is known to generate.
+    """Base class of fake drafters that know the text the target generates.
 
-    A subclass, called script, determines the index of the right token among the siblings, or leaves
+    The right token after a node is the token that plain decoding generates there. A subclass
+    defines `place`, which puts the right token at an index among the node's candidates, or leaves
     it out.
 
     Args:
         plans: for each sequence, its prompt and the tokens that plain decoding generates after it.
-        vocab: size V of the vocabulary.
+        vocab: V, the size of the vocabulary.
     """
 
     def __init__(self, plans: Sequence[Sequence[int]], vocab: int) -> None:

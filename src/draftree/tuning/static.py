@@ -214,7 +214,18 @@ def rank_texts(
 
 
 def _ranks_of_choices(block: ReplayStep, depths: int) -> Ints:
-    """Return the ranks [running sequences, D] of the target's choices."""
+    """Return the ranks of the target's greedy choices among the drafter's candidates.
+
+    A rank is `MISSED` if the choice is not among the candidates. It is `UNKNOWN` after the end of a
+    chain, and after a token of the chain that is not the target's choice.
+
+    Args:
+        block: a step of a replay.
+        depths: D, the number of depths.
+
+    Returns:
+        [unfinished texts, D] for each chain, the rank of the choice at each depth below the root.
+    """
     live, chosen = block.tree.row[: block.tree.roots], block.logits.argmax(-1).cpu().numpy()
     found, follows = np.full((len(live), depths), UNKNOWN), np.ones(len(live), np.bool_)
     for depth, (nodes, candidates) in enumerate(block.asked):

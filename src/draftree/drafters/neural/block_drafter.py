@@ -441,7 +441,12 @@ class ParallelDrafter(Trainable[BlockState]):
 
     @final
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Return logits [B, T, V]; they are 0 beyond a block and in the first block of a text."""
+        """Return the draft logits [B, T, V] after each token; see `Trainable.forward`.
+
+        The logits of all tokens that can be drafted are 0 in two places: in the block that begins
+        at the start of a text, and after the first `drafts` tokens of any other block. Tokens
+        outside the draft vocabulary always have −∞.
+        """
         count, drafts = batch.tokens.shape[1], min(block, self.drafts)
         starts = block_starts(count, block, phase)
         anchors = starts[starts > 0].unique()

@@ -117,7 +117,10 @@ class Outputs(NamedTuple):
 
 
 def _join_documents(documents: Sequence[Int32s], allowed: int) -> list[Int32s]:
-    """Return documents joined to blocks of at most `allowed` tokens."""
+    """Join consecutive documents into blocks of at most `allowed` tokens.
+
+    A document with more tokens becomes a block of its own.
+    """
     blocks = list[Int32s]()
     for document in documents:
         if blocks and len(blocks[-1]) + len(document) <= allowed:

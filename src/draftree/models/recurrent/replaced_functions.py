@@ -48,7 +48,10 @@ class Functions(Protocol):
         ...
 
     def delta(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a gated delta rule."""
+        """Compute a gated delta rule instead of `stock`, which is transformers' function for it.
+
+        `args` and `kwargs` are the arguments with which the layer calls that function.
+        """
         ...
 
     def ssd(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
