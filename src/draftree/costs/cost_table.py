@@ -127,10 +127,7 @@ class Costs(Part):
         return np.where(tokens > 0, _interpolate(*self.draft_curve, tokens), 0.0)
 
     def targets(self, tokens: Floats) -> Floats:
-        """Return the seconds of one target pass for each entry of `tokens`.
-
-        An entry is the number of tokens of each sequence in the pass.
-        """
+        """Return the seconds of a target pass for each number of tokens of a sequence."""
         return _interpolate(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:

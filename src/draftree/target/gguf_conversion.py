@@ -153,12 +153,7 @@ def dequantised_folder(parts: tuple[Path, ...]) -> Path:
 def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
     """Return the SHA-256 hash of the contents of files, as hexadecimal digits.
 
-    The result is cached in memory by both arguments. A file whose size or time has changed is
-    therefore read again.
-
-    Args:
-        parts: the files, in the order in which they are hashed.
-        stats: the size and the modification time of each file, which are not hashed.
+    The result is cached. `stats`, the files' sizes and times, is only a part of the cache's key.
     """
     hashed = hashlib.sha256()
     for part in parts:
