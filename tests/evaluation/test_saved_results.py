@@ -23,7 +23,12 @@ def test_a_result_of_format_1_is_read() -> None:
 
 
 Columns = st.lists(
-    st.tuples(st.lists(st.integers(1, 5), max_size=3), st.integers(0, 4), st.integers(0, 3)),
+    st.tuples(
+        st.lists(st.integers(1, 5), max_size=3),
+        st.integers(0, 4),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
     max_size=12,
 )
 
@@ -35,16 +40,17 @@ def test_coded_work_is_the_work(prompts: list[Any], start: int) -> None:
         context = start
         steps = []
         work = []
-        for widths, nodes, accepted in prompt:
+        for widths, nodes, accepted, paused in prompt:
             steps.append(Step(min(accepted, nodes), nodes, nodes))
-            work.append(Work(tuple(widths), 1 + nodes, 1, context, finds=len(widths) * accepted))
+            finds = len(widths) * accepted
+            work.append(Work(tuple(widths), 1 + nodes, 1, context, finds, paused))
             context += steps[-1].accepted + 1
         stats.append(Stats(steps=steps, work=work))
     coded = json.loads(json.dumps(step_codec.encode(stats)))
     assert step_codec.decode_steps(coded, "a row") == [(s.steps, s.work) for s in stats]
-    del coded["finds"]  # as before they were counted
+    del coded["finds"], coded["paused"]  # as in older results
     assert step_codec.decode_steps(coded, "a row") == [
-        (s.steps, [replace(w, finds=0) for w in s.work]) for s in stats
+        (s.steps, [replace(w, finds=0, paused=False) for w in s.work]) for s in stats
     ]
 
 
@@ -57,6 +63,7 @@ def test_coded_work_is_the_work(prompts: list[Any], start: int) -> None:
         {"depth": [1, -2]},
         {"steps": [1]},
         {"finds": [2, 1]},
+        {"paused": [1, 1]},
     ],
 )
 def test_a_broken_log_is_told(change: dict[str, list[int]]) -> None:

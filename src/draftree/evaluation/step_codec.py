@@ -20,9 +20,11 @@ WorkLog = dict[str, Any]
 """Encoded work of all steps, by name. `shapes` lists the distinct sequences of frontier sizes that
 occur in a step. `steps` [P] is the number of steps for each prompt. The other entries are columns
 over all steps in order, each encoded as `Runs`: `shape` (index into `shapes`), `fed` (tokens in the
-target pass), `context` (increase of the context since the previous step), `accepted`, `depth`, and
-`finds`, which older results do not have."""
-STORED_COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
+target pass), `context` (increase of the context since the previous step), `accepted`, `depth`,
+`finds`, and `paused` (0 or 1). Older results do not have the last two."""
+REQUIRED_COLUMNS = ("shape", "fed", "context", "accepted", "depth")
+OPTIONAL_COLUMNS = ("finds", "paused")
+"""Columns that older results do not have, and that are zeros then."""
 
 
 def encode_runs(values: Sequence[int]) -> Runs:
@@ -64,11 +66,11 @@ def encode(prompts: Sequence[Stats]) -> WorkLog:
         [step.accepted for step in steps],
         [step.depth for step in steps],
         [w.finds for w in work],
+        [int(w.paused) for w in work],
     )
     counts = {"shapes": [list(shape) for shape in shapes], "steps": [len(s.work) for s in prompts]}
-    return counts | {
-        name: encode_runs(column) for name, column in zip(STORED_COLUMNS, columns, strict=True)
-    }
+    names = (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
+    return counts | {name: encode_runs(column) for name, column in zip(names, columns, strict=True)}
 
 
 def decode_steps(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
@@ -82,19 +84,18 @@ def decode_steps(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]
     counts = entries.get("steps", list[int], least=0)
     columns = [
         entries.get(name, list[int], least=None if name == "context" else 0)
-        for name in STORED_COLUMNS[:-1]
+        for name in REQUIRED_COLUMNS
     ]
-    columns.append(
-        entries.get(STORED_COLUMNS[-1], list[int], [0, sum(counts)] if sum(counts) else [])
-    )
-    shape, fed, context, accepted, depth, finds = (
+    zeros = [0, sum(counts)] if sum(counts) else []
+    columns += [entries.get(name, list[int], zeros) for name in OPTIONAL_COLUMNS]
+    shape, fed, context, accepted, depth, finds, paused = (
         decode_runs(column, sum(counts), where) for column in columns
     )
     try:
         steps = [Step(a, f - 1, d) for a, f, d in zip(accepted, fed, depth, strict=True)]
         work = [
-            Work(shapes[s], f, 1, c, n)
-            for s, f, c, n in zip(shape, fed, accumulate(context), finds, strict=True)
+            Work(shapes[s], f, 1, c, n, bool(p))
+            for s, f, c, n, p in zip(shape, fed, accumulate(context), finds, paused, strict=True)
         ]
         several = iter(zip(steps, work, strict=True))
         found = [list(islice(several, count)) for count in counts]
