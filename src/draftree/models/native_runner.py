@@ -234,10 +234,9 @@ class NativeRunner(ModelRunner):
 
 
 def _table(batch: ForwardBatch) -> Ints:
-    """Return [R + 1, 5] the bounds of a batch's R packed sequences, as `PackedMask.table` has them.
+    """Return [R + 1, 5] where each of a batch's R packed sequences and its mask begin and end.
 
-    Each row gives the first token of a sequence, the first and the last key that it may see, its
-    first entry in the mask, and its number of keys.
+    `PackedMask.table` says what the columns are.
     """
     table = np.zeros((len(batch.counts) + 1, 5), np.int64)
     table[:, 0] = batch.firsts
