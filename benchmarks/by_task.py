@@ -1,26 +1,26 @@
-"""Write the table of speed-ups by task from results of `draftree bench`, each of one precision and one kind of kernels.
+"""Write the table of speed-ups by task from several results of `draftree bench`.
 
-    draftree bench smollm2 --suite tasks.jsonl --pair "eagle3+suffix yield" --out bfloat16.json
-    DRAFTREE_NATIVE=avx2 draftree bench smollm2 --suite tasks.jsonl --pair "eagle3+suffix yield" --out avx2.json
-    python benchmarks/by_task.py bfloat16.json avx2.json --out benchmarks/results/smollm2_by_task.json
+    draftree bench smollm2 --suite tasks.jsonl --pair "suffix yield" --out one.json
+    DRAFTREE_NATIVE=avx2 draftree bench smollm2 --suite tasks.jsonl --pair "suffix yield" \\
+        --out two.json
+    python benchmarks/by_task.py one.json two.json --out smollm2_by_task.json
 
+Each result has one precision and one variant of the kernels.
 A speed-up is the ratio of the seconds of plain decoding to those of a way, over the same prompts of
 one run. Prompts are included. The mean is that of the tasks, each with the same weight.
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from draftree.evaluation.result_rows import read_result
-from draftree.utils.files import write_text
+from draftree.evaluation.result_rows import read_result, save
 
 MATH = "math_reasoning"
-NOT_NAMED = ("learnt", "costs", "counted_by", "drafting", "command")
+NOT_NAMED = ("costs", "counted_by", "drafting", "command")
 """Entries of a result's provenance that differ between its runs, or that a table does not need."""
 
 
@@ -69,8 +69,9 @@ def main() -> None:
     found = [read_result(path) for path in asked.results]
     about = {k: v for k, v in found[0]["provenance"].items() if k not in NOT_NAMED}
     about["commands"] = [result["provenance"]["command"] for result in found]
-    table = {"provenance": about, "rows": [row for result in found for row in rows(result)]}
-    write_text(asked.out, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+    save(
+        {"provenance": about, "rows": [row for result in found for row in rows(result)]}, asked.out
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ on two cores of an Intel Xeon with AMX: `train eagle3 --init-from FOLDER --batch
 
 The shipped `edd` had learnt from 3,348 other answers. It went on with 0.29 epochs of these on two
 cores of an AMD EPYC (Zen 4): `train edd --init-from FOLDER --batch-size 8 --lr 1.5e-3 --epochs
-100`, first with `--seconds 2100` beside other work (272 steps), then with `--seconds 1800` (679
+100`, first with `--seconds 2100` and other work (272 steps), then with `--seconds 1800` (679
 steps). `peagle` may start from the weights of `eagle3`: `train peagle --init-from EAGLE3_FOLDER`.
 
 The answers are the target's in bfloat16, except where two tokens are almost equally likely: there
@@ -429,7 +429,7 @@ def read_fast(target: Target) -> None:
     teacher.read_features = read
 
 
-def started(
+def start_drafter(
     method: TrainableMethod, folder: pathlib.Path, target: Target, learnt: Sequence[Sample]
 ) -> Trainable[Any]:
     """Return a drafter that starts from the weights of a checkpoint.
@@ -485,7 +485,7 @@ def train(
     learnt, held = read(data, share)
     torch.manual_seed(0)
     method = build("drafter", spec)
-    drafter: Any = init_from and started(method, init_from, target, learnt)
+    drafter: Any = init_from and start_drafter(method, init_from, target, learnt)
     if drafter is None:
         counted = np.concatenate([s.tokens[s.learn] for s in learnt])
         drafter = method.fresh(target)

@@ -9,14 +9,17 @@ import pytest
 import by_task
 
 
-def timed(drafter: str, policy: str, seconds: list[float]) -> dict[str, Any]:
+def make_row(drafter: str, policy: str, seconds: list[float]) -> dict[str, Any]:
     """A result's row with the seconds of each prompt."""
     figures = {"prompts": 3, "tokens_per_second": 10.0, "acceptance_length": 2.0}
     each = {"per_prompt": {"seconds": seconds}, "counted_speedup": 1.5}
     return {"drafter": drafter, "policy": policy} | figures | each
 
 
-PLAIN, DRAFTED = timed("plain", "", [2.0, 4.0, 9.0]), timed("suffix", "yield", [1.0, 1.0, 10.0])
+PLAIN, DRAFTED = (
+    make_row("plain", "", [2.0, 4.0, 9.0]),
+    make_row("suffix", "yield", [1.0, 1.0, 10.0]),
+)
 CATEGORIES = ["math_reasoning", "math_reasoning", "qa"]
 
 

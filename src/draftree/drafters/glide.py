@@ -197,7 +197,7 @@ class GLIDE(TrainableMethod):
 
         Args:
             config: the config of the draft layers.
-            views: for each draft layer the target layer that it attends to; None for no cross-attention.
+            views: for each draft layer the target layer that it attends to; None if there is none.
             target: the target model.
         """
         model = GlimpseModel(of_values(config), views)

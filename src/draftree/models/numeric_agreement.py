@@ -6,8 +6,8 @@ from torch import Tensor
 MAX_LAYER_EPSILONS, MAX_SUM_EPSILONS = 4.0, 64.0
 """Largest difference of a layer's output from the model's own, relative to what the layer adds.
 
-`MAX_LAYER_EPSILONS` is in units of the layer's precision. `MAX_SUM_EPSILONS` is in units of float32's precision, because
-sums of thousands of terms are computed in another order.
+`MAX_LAYER_EPSILONS` is in units of the layer's precision. `MAX_SUM_EPSILONS` is in units of
+float32's precision, because sums of thousands of terms are computed in another order.
 """
 
 

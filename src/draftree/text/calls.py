@@ -50,7 +50,7 @@ class ChatMethod:
         self._call, self.__doc__ = call, call.__doc__
 
     def __get__(self, engine: Any, kind: type | None = None) -> Any:
-        """Bind the method to an engine; the result is callable and has the attribute `completions`."""
+        """Bind the method to an engine; the result can be called and has `completions`."""
         return self._call if engine is None else Resource(MethodType(self._call, engine))
 
 
