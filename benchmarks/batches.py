@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from draftree.batch import Generation
-from draftree.costs.cost_table import Costs, CostTable, estimate_seconds
+from draftree.costs.cost_table import CostTable, estimate_seconds
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, generate_plain

@@ -23,7 +23,7 @@ import torch
 
 from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.evaluation.provenance import command, provenance
 from draftree.kernels.node_table import NodeTable
 from draftree.metrics import Work

@@ -19,7 +19,7 @@ import numpy as np
 
 from common.drafter_calibration import BINS, MAX_DEPTHS, RANKS
 from draftree.cli.arguments import quiet
-from draftree.costs.cost_table import Costs, monotone
+from draftree.costs.step_costs import Costs, monotone
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites

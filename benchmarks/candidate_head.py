@@ -22,7 +22,7 @@ from torch import nn
 
 from draftree.cli.arguments import quiet
 from draftree.drafters.neural.native_drafter_layers import accelerate
-from draftree.drafters.neural.target_embedding import TargetHead
+from draftree.drafters.neural.target_modules import TargetHead
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites
 from draftree.evaluation.grid import choose_requests

@@ -19,7 +19,7 @@ import torch
 
 from draftree.acceptors.match import Match
 from draftree.cli.arguments import quiet
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine
 from draftree.evaluation import result_rows, suites

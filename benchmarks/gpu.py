@@ -36,7 +36,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Drafter, EAGLE3Layer
 from draftree.engine import Engine, load
 from draftree.errors import UserError

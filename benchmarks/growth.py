@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import typer
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters._fused import FusedDrafter, FusedState, initial_rates
 from draftree.drafters.base import Drafter
 from draftree.policies.base import Policy, append

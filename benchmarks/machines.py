@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.evaluation.roofline import MACHINES_FOLDER, Drafting, Machine, Roofline, machine_names
 from draftree.measure_costs import GPU_TARGET_WIDTHS, TARGET_WIDTHS
 

@@ -28,7 +28,8 @@ import paper_tables
 from common import paper_claims as judging
 from common.paper_claims import Claim
 from common.paper_recipes import ADED, C2T, CLAIMS, EAGLE2, EDD_PCT, GLIDE_CAPE, select_claims
-from draftree.costs.cost_table import Costs, CostTable, estimate_seconds
+from draftree.costs.cost_table import CostTable, estimate_seconds
+from draftree.costs.step_costs import Costs
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import MIN_PROMPTS, ResultRow, holm, paired_ratio
 from draftree.evaluation.result_rows import read_result

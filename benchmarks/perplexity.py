@@ -40,9 +40,9 @@ from draftree.evaluation import suites
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.result_rows import save
 from draftree.evaluation.teacher_forcing import take_evenly
+from draftree.models.cpu_linear import KernelLinear
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.int4_linear import GROUP, Int4Linear
-from draftree.models.kernel_linear import KernelLinear
 from draftree.models.native_linear import NativeLinear
 from draftree.native.transformer_kernels import INT8_GROUP
 

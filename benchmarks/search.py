@@ -25,7 +25,7 @@ import torch
 import typer
 from tokenizers import Tokenizer
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
 from draftree.drafters.retrieval.ngram_build import GramSettings, build_ngram_table
 from draftree.drafters.retrieval.ngram_table import Grams

@@ -3,24 +3,23 @@
 #
 #     cd FOLDER; …/benchmarks/smollm2.sh [PART…]      # all parts by default
 #
-# FOLDER holds spec_bench.jsonl, and DRAFTERS (by default ./drafters) what recipes/smollm2_drafters.py trained; results are
-# written there, to be copied to benchmarks/results. EACH is how many questions of a task are asked. τ and counted speed-ups
-# are replayed along texts that the model writes once; an interrupted part goes on. THREADS=1 lets two parts run side by
-# side, but for `costs` and what goes by the clock (`peers`, `lookahead`): a quiet machine for those.
+# FOLDER holds spec_bench.jsonl; the drafters are the shipped ones. OTHERS names folders of further drafters for the part
+# `drafters`, and CHATS a file of the model's answers for the datastores (`recipes/smollm2_training.py chats`). EACH is how
+# many questions of a task are asked. Results are written to FOLDER, to be copied to benchmarks/results. τ and counted
+# speed-ups are replayed along texts that the model writes once; an interrupted part goes on. THREADS=1 lets two parts run
+# side by side, but for `costs` and what goes by the clock (`lookahead`): a quiet machine for those.
 #
-#   costs         seconds of a pass and of a draft step     peers            tokens a second beside transformers' own ways
-#   drafters      chains of every drafter                   earlier          each beside its own earlier weights (math)
+#   costs         seconds of a pass and of a draft step     drafters         chains of every drafter
 #   policies_edd  policies with edd (ten of each task)      policies_eagle3  with eagle3 (ten)
 #   untrained     drafting without training (ten)           lookahead        that one, by passes of the model
-#   vocabulary    a draft vocabulary, and none (math)       places           τ by place in the answer
-#   temperature   temperature 1, five of each task          structured       JSON of a schema (ten of math)
+#   places        τ by place in the answer                  temperature      temperature 1, five of each task
+#   structured    JSON of a schema (ten of math)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-drafters=${DRAFTERS:-drafters} each=${EACH:-20}
+each=${EACH:-20}
 export OMP_NUM_THREADS=${THREADS:-2}
-names=(edd eagle eagle3 vdm mtp glide)
-trained="${names[*]/#/$drafters/}"
-policies="pct eagle2 cape yield"
+trained="eagle3 edd eagle vdm ${OTHERS:-}"
+policies="pct eagle2 cape opttree ddtree yield"
 
 suite() {  # the questions: of mt_bench's eight categories two or three each
     [ -f tasks.jsonl ] || python - "$each" <<'PY'
@@ -38,10 +37,9 @@ with open("spec_bench.jsonl") as rows, open("tasks.jsonl", "w") as out:
 PY
 }
 
-cost() {  # the file with a drafter's costs, measured where it is not there; earlier weights cost what the last ones do
-    local weights=${1%%/step-*}
-    local file=costs_$(basename "${weights//[+:=,]/-}").json
-    [ -f "$file" ] || draftree costs --target smollm2 --drafter "$weights" --out "$file" >&2
+cost() {  # the file with a drafter's costs, measured where it is not there
+    local file=costs_$(basename "${1//[+:=,]/-}").json
+    [ -f "$file" ] || draftree costs --target smollm2 --drafter "$1" --out "$file" >&2
     echo "$file"
 }
 
@@ -58,50 +56,29 @@ replay() {  # NAME [OPTION…], and a line for each pair on standard input
 
 live() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 128 "${@:2}" --out "smollm2_$1.json"; }
 
-stores() {  # datastores of what the drafters learnt from
+stores() {  # datastores of the model's answers
     for kind in rest aded; do
-        [ -d "of-$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${DATA:-$drafters/answers-3348.jsonl}" --out "of-$kind"
+        [ -d "of-$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${CHATS:-chats.jsonl}" --out "of-$kind"
     done
 }
 
 costs() { for d in $trained; do cost "$d"; done; }
-math=(--category math_reasoning) ten=(--per-category 10)
-drafters() { cross "$trained pld" chain:length=5 | replay drafters; }
-earlier() { cross "$(echo "$drafters"/*/step-*) $trained pld" chain:length=5 | replay earlier "${math[@]}"; }
-policies_edd() { cross "$drafters/edd" "$policies static:paths=smollm2/edd c2t:classifier=smollm2" | replay policies_edd "${ten[@]}"; }
-policies_eagle3() { cross "$drafters/eagle3" "$policies static:paths=smollm2/eagle3" | replay policies_eagle3 "${ten[@]}"; }
+ten=(--per-category 10)
+drafters() { cross "$trained suffix pld token_recycling" chain:length=5 | replay drafters; }
+policies_edd() { cross edd "$policies static:paths=smollm2/edd c2t:classifier=smollm2" | replay policies_edd "${ten[@]}"; }
+policies_eagle3() { cross eagle3 "$policies static:paths=smollm2/eagle3" | replay policies_eagle3 "${ten[@]}"; }
 untrained() {
     stores
-    printf '%s\n' "pld chain:length=10" "suffix trie" "of-rest trie" "of-aded mcts" "pld+suffix trie" "$drafters/"{edd,eagle3}"+suffix yield" |
+    printf '%s\n' "pld chain:length=10" "suffix trie" "of-rest trie" "of-aded mcts" "pld+suffix trie" {edd,eagle3}"+suffix yield" |
         replay untrained "${ten[@]}"
 }
 lookahead() { live lookahead --pair "lookahead trie" --pair "suffix trie"; }
-temperature() { cross "$(echo "$drafters"/{edd,eagle3})" "chain:length=5 pct eagle2" | replay temperature --temperature 1 --per-category 5; }
+temperature() { cross "edd eagle3" "chain:length=5 pct eagle2 yield" | replay temperature --temperature 1 --per-category 5; }
 structured() { python "$here/structured.py" tasks.jsonl --target smollm2 --limit 10 --out smollm2_structured.json; }
 places() {
-    python "$here/places.py" tasks.jsonl --target smollm2 --recording recording --drafter="$drafters"/{edd,vdm,eagle,glide} --policy chain:length=5 \
+    python "$here/places.py" tasks.jsonl --target smollm2 --recording recording --drafter={edd,vdm,eagle,eagle3} --policy chain:length=5 \
         --category math_reasoning --category qa --stretch 20 --max-new-tokens 128 --out smollm2_places.json
 }
-vocabulary() {  # the same weights behind the rows of 8,192 tokens, and behind the whole head
-    [ -d edd-whole ] || python - "$drafters/edd" <<'PY'
-import json, pathlib, sys
-from safetensors.torch import load_file, save_file
-made, out = pathlib.Path(sys.argv[1]), pathlib.Path("edd-whole")
-out.mkdir()
-config = json.loads((made / "config.json").read_text())
-config["draftree"]["draft_vocab"] = 0
-save_file({k: v for k, v in load_file(made / "model.safetensors").items() if not k.endswith("d2t")}, out / "model.safetensors")
-(out / "config.json").write_text(json.dumps(config))
-PY
-    cross "$drafters/edd edd-whole" "chain:length=5 pct" | replay vocabulary "${math[@]}"
-}
-peers() {
-    [ -d vdm-alone ] || draftree export "$drafters/vdm" --target smollm2 --standalone --out vdm-alone
-    python "$here/peers.py" --target smollm2 --suite tasks.jsonl --per-category "$each" --assistant vdm-alone \
-        --ours="$drafters/"{"edd pct","edd yield","eagle3 yield","edd+suffix yield","vdm chain"} --ours "pld chain:length=10" \
-        --out smollm2_peers.json --plot smollm2_peers.svg
-}
-
 suite
-[ $# -gt 0 ] || set -- costs peers drafters earlier policies_edd policies_eagle3 untrained lookahead vocabulary places temperature structured
+[ $# -gt 0 ] || set -- costs drafters policies_edd policies_eagle3 untrained lookahead places temperature structured
 for part in "$@"; do "$part"; done

@@ -16,7 +16,7 @@ import numpy as np
 
 from draftree.cli import terminal
 from draftree.cli.arguments import quiet
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine, generate_plain
 from draftree.evaluation import result_rows, suites

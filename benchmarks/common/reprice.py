@@ -10,13 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs.cost_table import (
-    CONSTANTS,
-    Costs,
-    CostTable,
-    estimate_seconds,
-    estimate_target_seconds,
-)
+from draftree.costs.cost_table import CostTable, estimate_seconds, estimate_target_seconds
+from draftree.costs.step_costs import CONSTANTS, Costs
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import oracle, step_codec
 from draftree.evaluation.bootstrap import ResultRow

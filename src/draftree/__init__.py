@@ -12,7 +12,7 @@ from draftree.utils.gc_pause import pause_gc
 
 if TYPE_CHECKING:
     from draftree.batch import Generation
-    from draftree.costs.cost_table import Costs
+    from draftree.costs.step_costs import Costs
     from draftree.engine import Engine, load, speculate
     from draftree.errors import DraftreeError, UserError
     from draftree.request import Request

@@ -15,8 +15,8 @@ from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.drafters.neural.native_drafter_layers import layer_kinds
 from draftree.models.causal_lm import CausalLM
+from draftree.models.cpu_linear import packed_shapes
 from draftree.models.fused_cpu_modules import replaced_kinds
-from draftree.models.kernel_linear import packed_shapes
 from draftree.target.quantization_support import count_parameters, packed_bits, packed_weights
 from draftree.target.target import Target
 from draftree.utils.hardware import machine, measurement_path

@@ -25,9 +25,10 @@ from draftree.aliases.conversions import rewrite_load_arguments
 from draftree.aliases.flag_hints import THREAD_WORDS
 from draftree.batch import Generation, SequenceBatch
 from draftree.cost_estimate import learnt_costs
-from draftree.costs.cost_table import UNIT_COSTS, Costs, CostSource, CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.costs.machine_probe import start_probe
 from draftree.costs.online_costs import OnlineCosts
+from draftree.costs.step_costs import UNIT_COSTS, Costs, CostSource
 from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, render_chats
 from draftree.data.readers import Messages
 from draftree.drafters._from_objects import LoadedModel, OpenDrafter

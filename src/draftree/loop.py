@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import CostSource
+from draftree.costs.step_costs import CostSource
 from draftree.costs.step_timings import StepTimes
 from draftree.drafters.base import Drafter
 from draftree.drafting.postponed import MAX_UNREAD_STEPS, PlainStep, join_steps

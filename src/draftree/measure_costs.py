@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 
 from draftree.cost_estimate import learnt_costs
-from draftree.costs.cost_table import Costs, CostTable, monotone
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs, monotone
 from draftree.drafters.base import Drafter
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import append

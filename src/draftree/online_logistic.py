@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from draftree.kernels.logistic import newton
+from draftree.kernels.logistic_regression import newton
 from draftree.tree import Bools, Floats
 
 FORGETTING_RATE = 0.001

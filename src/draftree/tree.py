@@ -497,3 +497,8 @@ def of_rows(tree: Tree, verdict: AcceptResult, rows: list[int]) -> tuple[Tree, A
     roots = [root for root in range(tree.roots) if tree.row[root] in rows]
     paths = tuple(place[verdict.paths[root]] for root in roots)
     return replace(tree, nodes=mine), replace(verdict, paths=paths, bonus=verdict.bonus[roots])
+
+
+def no_candidates(nodes: int, k: int) -> Candidates:
+    """Return the candidates of nodes that have none."""
+    return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))

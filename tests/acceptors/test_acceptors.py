@@ -22,7 +22,7 @@ from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.traversal import Traversal
 from draftree.acceptors.typical import Typical
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.pld import PLD
 from draftree.drafters.retrieval.text_drafter import extend_texts, truncate_texts

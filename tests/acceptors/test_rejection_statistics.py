@@ -26,7 +26,7 @@ from draftree.acceptors.block import Block
 from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.edd import EDD
 from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain

@@ -16,7 +16,8 @@ from common.drafter_calibration import (
     share_by_depth,
 )
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.engine import generate_plain
 from draftree.evaluation.target_trace import TokenText
 from draftree.metrics import Step

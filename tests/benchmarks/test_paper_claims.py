@@ -12,7 +12,8 @@ from common.drafter_calibration import CANDIDATES, GROUPS, CandidateTrace, group
 from common.paper_claims import PLAIN, Claim, fill_pairing, judge_claims, summary
 from common.paper_recipes import CLAIMS, SMALL, TRAINED, select_claims
 from draftree.acceptors.match import Match
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.evaluation.bootstrap import TOO_FEW
 from draftree.registry import build, names
 from scripts import run_script

@@ -12,7 +12,8 @@ import machines
 import tables
 from common import reprice
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.errors import UserError
 from draftree.evaluation import result_rows, roofline, step_codec
 from draftree.evaluation.roofline import Machine

@@ -14,7 +14,8 @@ from draftree.aliases import FLAG, INSTEAD, LOADING, OPTION
 from draftree.cli import option_checks, terminal, unknown_options
 from draftree.cli.app import app
 from draftree.cli.output_files import check_output
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.errors import UserError
 from draftree.utils.validated_dataclass import PRESET
 

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from draftree import Request, Sampling, load
 from draftree.cli import arguments, terminal
 from draftree.cli.train import show, train
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Recipe
 from draftree.registry import part

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from draftree.cli import terminal
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.evaluation import time_estimate
 from draftree.evaluation.compare import Comparison
 from draftree.metrics import Stats, Step

@@ -32,7 +32,7 @@ from draftree.drafters.eagle3 import EAGLE3Drafter
 from draftree.drafters.edd import EDD, EDDDrafter
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
 from draftree.drafters.lm import LMDrafter
-from draftree.drafters.neural.training_masks import block_starts, dual_block
+from draftree.drafters.neural.draft_masks import block_starts, dual_block
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import teacher_forcing, time_estimate
 from draftree.evaluation.target_trace import Recording, TokenText

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
 from draftree.drafters.retrieval.adaptive_ngrams import Adapted
 from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of

@@ -21,7 +21,7 @@ from draftree.drafters.retrieval.chain_drafting import (
     learn_chains,
 )
 from draftree.drafters.retrieval.suffix_matching import Limits, Outputs
-from draftree.kernels.merge_candidates import LearningRates
+from draftree.kernels.hit_acceptance import LearningRates
 from draftree.native import REFERENCES, core
 from draftree.tree import Ints
 

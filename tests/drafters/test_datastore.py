@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftree.costs.cost_table import UNIT_COSTS
+from draftree.costs.step_costs import UNIT_COSTS
 from draftree.data.corpus import BATCH, Documents, batches, files, texts
 from draftree.drafters.rest import REST
 from draftree.drafters.retrieval.datastore_drafter import tokenizer_hash

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from architectures import target
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.doctor import forward_parity
 from draftree.doctor.faults import draft_vocabulary
 from draftree.drafters.base import TrainableMethod

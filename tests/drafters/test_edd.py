@@ -18,7 +18,7 @@ from draftree.doctor import forward_parity
 from draftree.drafters import edd
 from draftree.drafters.base import Batch
 from draftree.drafters.edd import EDD, EDDDrafter
-from draftree.drafters.neural.training_masks import additive, block_starts, dual_block
+from draftree.drafters.neural.draft_masks import additive, block_starts, dual_block
 from draftree.errors import UserError
 from draftree.models.causal_lm import CausalLM
 from draftree.registry import build

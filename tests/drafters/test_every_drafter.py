@@ -20,7 +20,7 @@ from architectures import SOME, VOCAB, target
 from architectures import build as build_model
 from drafting import perturbed, prefix_difference, tokens_of
 from draftree.acceptors.greedy import Greedy
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.doctor import forward_parity
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine

@@ -20,9 +20,9 @@ from drafting import perturbed, tokens_of
 from draftree.doctor import forward_parity
 from draftree.drafters import glide
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
+from draftree.drafters.neural.draft_masks import block_starts, earlier_blocks
 from draftree.drafters.neural.glide_model import Glimpse
 from draftree.drafters.neural.losses import draft_loss
-from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.causal_lm import CausalLM

@@ -15,7 +15,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.neural.block_drafter import BlockState, ParallelDrafter
 from draftree.engine import Engine
 from draftree.policies.accumlogp import AccumLogP

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.loop import Components, decode
 from draftree.policies.eagle2 import EAGLE2

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
 from draftree.drafters.neural.glide_model import Glimpse
 from draftree.loop import Components, decode

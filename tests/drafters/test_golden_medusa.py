@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.medusa import Medusa, MedusaDrafter
 from draftree.engine import Engine
 from draftree.policies.static import Static

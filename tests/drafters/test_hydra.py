@@ -14,7 +14,7 @@ from transformers import LlamaModel
 
 from architectures import VOCAB, target
 from drafting import after_all, perturbed
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.doctor import forward_parity
 from draftree.drafters import hydra
 from draftree.drafters.base import Batch

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, silu
 
 from architectures import VOCAB, target
 from drafting import after_all, perturbed
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.doctor import forward_parity
 from draftree.drafters.base import Batch
 from draftree.drafters.medusa import Medusa, MedusaDrafter

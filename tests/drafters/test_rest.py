@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.rest import REST, RESTDrafter, RESTState, index_documents, read_official
+from draftree.drafters.retrieval.continuation_trie import PrefixTree, build_trie
 from draftree.drafters.retrieval.suffix_array import (
     SEPARATOR,
-    PrefixTree,
-    build_trie,
     continuations,
     join_documents,
     search,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.retrieval import adjacency_table
 from draftree.drafters.retrieval.adjacency_table import (

@@ -22,7 +22,7 @@ from draftree.drafters.neural import kv_cached_drafter
 from draftree.drafters.neural.decoding_state import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber, UserError
-from draftree.kernels.tree_verification import pack_trees
+from draftree.kernels.pass_layout import pack_trees
 from draftree.loop import Components, decode
 from draftree.models.causal_lm import CausalLM
 from draftree.models.kv_cache import SlotCache

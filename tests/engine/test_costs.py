@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from draftree import measure_costs
 from draftree.cli import arguments, cost_charts
 from draftree.costs.cost_table import (
-    Costs,
     CostTable,
     estimate_seconds,
     estimate_target_seconds,
-    monotone,
     round_up_batch_size,
 )
+from draftree.costs.step_costs import Costs, monotone
 from draftree.drafters.pld import PLD
 from draftree.errors import UserError
 from draftree.metrics import Work

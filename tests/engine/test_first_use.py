@@ -31,7 +31,7 @@ from transformers import (
 import draftree as public
 from draftree.cli import arguments
 from draftree.cli.app import app
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Method, TrainableMethod
 from draftree.drafters.edd import EDD

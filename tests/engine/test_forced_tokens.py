@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.drafters.edd import EDD

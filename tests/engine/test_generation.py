@@ -37,9 +37,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from architectures import VOCAB, build, fresh, target
 from draftree import UserError, speculate
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode
-from draftree.drafters.neural.llama_modules import CACHE
+from draftree.drafters.neural.layer_stack import CACHE
 from draftree.engine import ENGINES, Engine, get_engine
 from draftree.errors import NotANumber
 from draftree.evaluation import suites

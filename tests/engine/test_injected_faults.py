@@ -26,7 +26,8 @@ from test_interrupted_runs import begun, everything, run
 from architectures import target as tiny
 from conftest import Silent
 from draftree.cli import terminal
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.drafters.vdm import VDM
 from draftree.utils import files
 from folders import target_folder

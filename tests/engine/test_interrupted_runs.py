@@ -32,7 +32,8 @@ from safetensors.torch import save_file
 
 from draftree.cli import app
 from draftree.costs import machine_probe
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.data.samples import Sample
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.models.kernel_linear import packable
+from draftree.models.cpu_linear import packable
 from draftree.utils.hardware import CACHES, MAX_ARENAS
 
 SHAPES = """
 import json, os, torch
 from draftree.utils.hardware import bound_memory, return_memory
-from draftree.models.kernel_linear import Packed
+from draftree.models.cpu_linear import Packed
 
 bound_memory()
 layer, found = Packed(torch.zeros(16, 16)), []

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs, estimate_seconds, estimate_target_seconds
+from draftree.costs.cost_table import estimate_seconds, estimate_target_seconds
+from draftree.costs.step_costs import Costs
 from draftree.engine import Engine, generate_plain
 from draftree.evaluation.compare import compare, warm_up
 from draftree.metrics import Stats, Step, Work, repeated_ngrams, total

@@ -19,7 +19,7 @@ from transformers import EtaLogitsWarper, LogitsProcessor, TemperatureLogitsWarp
 
 from draftree.acceptors.base import Acceptor
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from draftree import load
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.evaluation.result_rows import read_result
 from draftree.evaluation.text_tables import result_table
 from draftree.registry import build

@@ -17,8 +17,9 @@ from draftree import cost_estimate, measure_costs
 from draftree.cost_estimate import cost_key, draft_size, learnt_costs, target_size
 from draftree.costs import cost_model, machine_probe, online_costs
 from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.costs.online_costs import Learner, OnlineCosts
+from draftree.costs.step_costs import Costs
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD

@@ -10,8 +10,8 @@ import torch
 from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
 from draftree.costs.cost_model import Size, Speed, curve_points
-from draftree.costs.cost_table import Costs
 from draftree.costs.online_costs import Learner, OnlineCosts
+from draftree.costs.step_costs import Costs
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.suffix import Suffix, SuffixDrafter
 from draftree.drafting.postponed import MAX_UNREAD_STEPS, PlainStep, join_steps

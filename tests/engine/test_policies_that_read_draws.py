@@ -13,7 +13,7 @@ from test_exactness import ASKED, FAR, Asking, distance, law, tabled, wanted
 from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.metrics import Work

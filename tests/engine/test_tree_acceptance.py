@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.costs.cost_table import UNIT_COSTS, Costs
+from draftree.costs.step_costs import UNIT_COSTS, Costs
 from draftree.data.samples import Sample
 from draftree.engine import Engine
 from draftree.errors import UserError

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.evaluation import advice

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from draftree.cli.app import main
 from draftree.cli.terminal import drop_wide_columns, table
-from draftree.costs.cost_table import Costs, CostTable, estimate_seconds
+from draftree.costs.cost_table import CostTable, estimate_seconds
+from draftree.costs.step_costs import Costs
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError

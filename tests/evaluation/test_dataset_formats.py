@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 
 from draftree import Request, Sampling, Target, UserError
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import suites

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.evaluation import report_text, result_rows
 from draftree.target.target_names import shipped_folder
 

@@ -13,7 +13,7 @@ from architectures import fresh
 from draftree import Request
 from draftree.acceptors.greedy import Greedy
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.engine import Engine
 from draftree.evaluation import step_profile
 from draftree.evaluation.step_profile import Ceilings, part_figures, per_token, profile_step

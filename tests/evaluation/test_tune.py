@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.evaluation.bootstrap import Ratio

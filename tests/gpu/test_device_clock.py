@@ -13,8 +13,8 @@ import draftree.drafting.step
 import draftree.loop
 from draftree.batch import SequenceBatch
 from draftree.costs.cost_model import PassShape, Size, Speed
-from draftree.costs.cost_table import Costs
 from draftree.costs.online_costs import Learner, OnlineCosts
+from draftree.costs.step_costs import Costs
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.lm import language_model
 from draftree.loop import Components, State, admit, step

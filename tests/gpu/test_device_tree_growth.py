@@ -13,7 +13,7 @@ from transformers import LogitsProcessor
 import draftree.drafting.step
 from architectures import model
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.shared_vocabulary import Shared

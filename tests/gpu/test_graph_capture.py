@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import draftree.engine
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.lm import LM, language_model
 from draftree.drafters.mtp import MTPLayer
 from draftree.engine import Engine

@@ -18,7 +18,7 @@ from test_graph_capture import a_pass, attends_otherwise, replaced, wrapped, wri
 import draftree
 from draftree.acceptors.match import Match
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.kernels.log_exp import exp, log
 from draftree.kernels.philox import WORD, gumbel, gumbel_on_device
 from draftree.loop import Components, State, admit, step

@@ -35,8 +35,9 @@ from draftree.cli import arguments
 from draftree.cli.app import main
 from draftree.costs import machine_probe
 from draftree.costs.cost_model import PassShape, Speed
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
 from draftree.costs.online_costs import OnlineCosts
+from draftree.costs.step_costs import Costs
 from draftree.data import samples
 from draftree.data.prompts import encode, question
 from draftree.data.samples import Sample

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.policies.base import Expand, Policy
 from draftree.tree import Candidates, Ints, Tree, TreeBudget
 

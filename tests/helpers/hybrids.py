@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from draftree.models.architecture_checks import cache_argument
+from draftree.models.model_config import cache_argument
 
 VOCAB = 97
 GDN = {

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from architectures import build
-from draftree.costs.cost_table import UNIT_COSTS
+from draftree.costs.step_costs import UNIT_COSTS
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, generate_plain
 from draftree.models.causal_lm import CausalLM

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.cache_utils import LinearAttentionLayer
 
-from draftree.models.architecture_checks import cache_argument
 from draftree.models.kv_cache import SlotCache
+from draftree.models.model_config import cache_argument
 from draftree.models.recurrent.replaced_functions import _CURRENT_FUNCTIONS
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import AcceptResult, Ints, Tree

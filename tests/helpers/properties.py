@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.engine import Engine
 from draftree.loop import Components, State, admit, release, step
 from draftree.registry import build, part

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree import native
-from draftree.native.transformer_kernels import processor_share
+from draftree.native.cpu_threads import processor_share
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL_TESTS = sorted(
@@ -32,7 +32,7 @@ KERNEL_TESTS = sorted(
         *(ROOT / "tests" / "native").glob("test_native_*.py"),
         *(
             ROOT / "tests" / "models" / f"test_{name}.py"
-            for name in ("fused_cpu_modules", "native_runner", "kernel_linear")
+            for name in ("fused_cpu_modules", "native_runner", "cpu_linear")
         ),
     ]
 )

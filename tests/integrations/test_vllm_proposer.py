@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import vllm_batch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.costs.step_timings import StepTimes
 from draftree.drafters.rest import REST, index_documents
 from draftree.drafters.retrieval.chain_drafting import IndexedCorpus

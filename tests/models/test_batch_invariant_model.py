@@ -17,10 +17,10 @@ from draftree.evaluation.provenance import provenance
 from draftree.models import invariant_widths
 from draftree.models.batch_invariant_model import BatchInvariantModel
 from draftree.models.causal_lm import CausalLM
+from draftree.models.cpu_linear import use_kernels
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.invariant_attention import EXACT
 from draftree.models.invariant_widths import Widths, find_elementwise_widths, widths
-from draftree.models.kernel_linear import use_kernels
 from draftree.models.kv_cache import SlotCache
 from draftree.registry import build
 from draftree.target.batch_invariance_choice import first_variant_layer, resolve_exactness

@@ -13,7 +13,7 @@ import torch
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.rejection import Rejection
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.lm import LMDrafter

@@ -36,7 +36,7 @@ from draftree.models.native_layers import Angles, NativeLayer, agrees, fits, run
 from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.native_runner import NativeRunner
 from draftree.models.numeric_agreement import differs_by_rounding, median_distance
-from draftree.native import transformer_kernels
+from draftree.native import cpu_threads, transformer_kernels
 from draftree.registry import build
 from draftree.target import kernel_choice
 from draftree.target.batch_invariance_choice import first_variant_layer
@@ -506,7 +506,7 @@ def test_threads_change_no_bit(threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_of_our_own_give_the_same(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compute where torch brings another OpenMP than GNU's."""
-    monkeypatch.setattr(transformer_kernels, "thread_count", lambda: threads)
+    monkeypatch.setattr(cpu_threads, "thread_count", lambda: threads)
     linear, rows = NativeLinear(torch.randn(640, 32)), torch.randn(300, 32)
     wanted = linear(rows)
     transformer_kernels.core.use_openmp(0, 0, 0)
@@ -514,7 +514,7 @@ def test_threads_of_our_own_give_the_same(threads: int, monkeypatch: pytest.Monk
         for _ in range(20):
             assert torch.equal(linear(rows), wanted)
     finally:
-        transformer_kernels.share_torch_threads()
+        cpu_threads.share_torch_threads()
 
 
 def test_transformers_own_generate_is_its_own() -> None:

@@ -21,7 +21,7 @@ from draftree.drafters.glide import GLIDE
 from draftree.drafters.hydra import Hydra
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.mtp import MTP
-from draftree.drafters.neural.llama_modules import CACHE
+from draftree.drafters.neural.layer_stack import CACHE
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError

@@ -81,7 +81,7 @@ def test_no_tokens_are_no_tokens(variant: str, dtype: torch.dtype, k: int) -> No
 
 
 def test_the_loops_are_of_the_variant_in_use(variant: str) -> None:
-    assert native.core.loops.vocabulary_variant() == variant
+    assert native.core.loops.simd_variant() == variant
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,40 +8,46 @@ import pytest
 
 from draftree import native
 from draftree.kernels import (
+    acceptance_calibration,
+    cache_slots,
     entropy,
+    hit_acceptance,
     log_probs,
-    logistic,
+    logistic_regression,
     merge_candidates,
     node_classifier,
+    node_selection,
     node_table,
+    pass_layout,
     philox,
+    score_ranking,
     topk,
     tree_growth,
-    tree_layout,
     tree_verification,
 )
-from draftree.kernels.merge_candidates import HitRates, JudgedNodes, LearningRates
+from draftree.kernels.acceptance_calibration import RetrievalNote
+from draftree.kernels.hit_acceptance import HitRates, JudgedNodes, LearningRates
+from draftree.kernels.node_selection import DraftPrice, DraftSuccess, PassPrice
 from draftree.kernels.node_table import NodeTable
-from draftree.kernels.tree_growth import (
-    CandidateTable,
-    DraftPrice,
-    DraftSuccess,
-    PassPrice,
-    RetrievalNote,
-)
+from draftree.kernels.tree_growth import CandidateTable
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
 MODULES = (
-    node_classifier,
+    acceptance_calibration,
+    cache_slots,
     entropy,
-    node_table,
-    merge_candidates,
-    tree_growth,
-    topk,
-    tree_layout,
-    logistic,
+    hit_acceptance,
     log_probs,
+    logistic_regression,
+    merge_candidates,
+    node_classifier,
+    node_selection,
+    node_table,
+    pass_layout,
     philox,
+    score_ranking,
+    topk,
+    tree_growth,
     tree_verification,
 )
 SEEDS = range(40)
@@ -414,7 +420,7 @@ def test_a_loop_has_the_bits_of_its_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["confidences", "entropies", "gumbel", "largest", "top_log_probs"])
-def test_vocabulary_loops_have_the_same_bits_in_each_variant(variant: str, name: str) -> None:
+def test_simd_loops_have_the_same_bits_in_each_variant(variant: str, name: str) -> None:
     for seed in SEEDS:
         check(name, seed)
 
@@ -431,8 +437,8 @@ def test_all_loops_of_trees_are_checked() -> None:
 def test_an_argument_of_another_type_is_refused_and_one_with_other_strides_is_read() -> None:
     score = np.arange(10.0)
     with pytest.raises(TypeError):
-        tree_growth.falling(score.astype(np.float32))
-    assert tree_growth.falling(score[::2]).tolist() == [4, 3, 2, 1, 0]
+        score_ranking.falling(score.astype(np.float32))
+    assert score_ranking.falling(score[::2]).tolist() == [4, 3, 2, 1, 0]
 
 
 def test_columns_of_another_type_are_refused_and_with_other_strides_are_read() -> None:
@@ -447,4 +453,6 @@ def test_columns_of_another_type_are_refused_and_with_other_strides_are_read() -
     with pytest.raises(TypeError):
         node_table.keep_nodes(tuple(nodes)[:-1], keep)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        tree_growth.select_nodes(nodes.score, PassPrice((nodes.tokens, nodes.score), 1, 1.0, 1.0))
+        node_selection.select_nodes(
+            nodes.score, PassPrice((nodes.tokens, nodes.score), 1, 1.0, 1.0)
+        )

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Weighting
+from draftree.drafters.retrieval.continuation_trie import PrefixTree
 from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams
-from draftree.drafters.retrieval.suffix_array import PrefixTree, join_documents, suffix_array
+from draftree.drafters.retrieval.suffix_array import join_documents, suffix_array
 from draftree.drafters.retrieval.suffix_match_expansion import PATH_TOKENS, RootText
 from draftree.drafters.retrieval.suffix_matching import Limits, Outputs
 from draftree.native import REFERENCES, core

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftree.native import transformer_kernels
+from draftree.native import cpu_threads, transformer_kernels
 
 CHILD = """
 import os, signal, sys
 import torch
-from draftree.native import transformer_kernels as dense
+from draftree.native import cpu_threads, transformer_kernels as dense
 
 torch.set_num_threads(2)
-dense.thread_count = lambda: 2
+cpu_threads.thread_count = lambda: 2
 if sys.argv[1] == "own":
     dense.core.use_openmp(0, 0, 0)
 weight, rows = torch.randn(200, 96), torch.randn(5, 96)
@@ -56,13 +56,13 @@ def group(folder: Path, limit: str) -> None:
 def test_the_smallest_quota_of_all_groups_around_counts(tmp_path: Path) -> None:
     group(tmp_path / "a" / "b", "max")
     group(tmp_path / "a", "150000")
-    assert transformer_kernels.quota(tmp_path, "0::/a/b\n") == 1.5
+    assert cpu_threads.quota(tmp_path, "0::/a/b\n") == 1.5
     group(tmp_path / "a" / "b", "50000")
-    assert transformer_kernels.quota(tmp_path, "1:cpu:/elsewhere\n0::/a/b\n") == 0.5
-    assert transformer_kernels.quota(tmp_path, "0::/\n") == math.inf
+    assert cpu_threads.quota(tmp_path, "1:cpu:/elsewhere\n0::/a/b\n") == 0.5
+    assert cpu_threads.quota(tmp_path, "0::/\n") == math.inf
     group(tmp_path, "300000")
-    assert transformer_kernels.quota(tmp_path, "0::/missing\n") == 3
-    assert transformer_kernels.quota(tmp_path, "") == 3
+    assert cpu_threads.quota(tmp_path, "0::/missing\n") == 3
+    assert cpu_threads.quota(tmp_path, "") == 3
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(1.5, 2), (0.5, 1), (math.inf, 64)])
@@ -70,19 +70,19 @@ def test_threads_follow_the_quota(
     monkeypatch: pytest.MonkeyPatch, limit: float, threads: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    monkeypatch.setattr(transformer_kernels, "quota", lambda *_: limit)
+    monkeypatch.setattr(cpu_threads, "quota", lambda *_: limit)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    transformer_kernels.processor_share.cache_clear()
-    assert transformer_kernels.thread_count() == threads
-    transformer_kernels.processor_share.cache_clear()
+    cpu_threads.processor_share.cache_clear()
+    assert cpu_threads.thread_count() == threads
+    cpu_threads.processor_share.cache_clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity masks")
 def test_threads_follow_the_affinity_mask() -> None:
     code = (
         "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
-        "from draftree.native import transformer_kernels as dense; "
-        "dense.torch.set_num_threads(64); print(dense.thread_count())"
+        "from draftree.native import cpu_threads; "
+        "cpu_threads.torch.set_num_threads(64); print(cpu_threads.thread_count())"
     )
     assert (
         subprocess.run(

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from draftree.kernels.acceptance_calibration import values
 from draftree.kernels.log_exp import exp as exp_of_array
 from draftree.kernels.log_exp import log as log_of_array
 from draftree.kernels.scalar_log_exp import LARGEST_EXPONENT, UNIT, exp, log, round_to_unit
-from draftree.kernels.tree_growth import values
 from draftree.native import REFERENCES
 from draftree.policies._device_yield import _sums
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.metrics import Work
 from draftree.policies.adaptive import MIN_DISTANCE, PRIOR_ACCEPTANCE, Adaptive
 from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget

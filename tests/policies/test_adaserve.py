@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from draftree.costs.cost_table import UNIT_COSTS
+from draftree.costs.step_costs import UNIT_COSTS
 from draftree.policies.adaserve import AdaServe
 from draftree.tree import Candidates, Ints, Tree, TreeBudget
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import draftree
 from draftree import registry
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.policies.base import Expand, Policy
 from draftree.tree import Candidates, Ints, Tree, TreeBudget
 from grown_trees import always, paths

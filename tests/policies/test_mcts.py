@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.policies import mcts
 from draftree.policies.base import Expand, append, log
 from draftree.policies.mcts import MCTS, Exploration, Local, puct, search, uniform

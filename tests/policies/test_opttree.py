@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.policies.opttree import OPTTree
 from grown_trees import always, grown, paths
 from rules import Path, Rule, following

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.costs.cost_table import Costs
-from draftree.kernels.tree_growth import leading, rank_scores
+from draftree.costs.step_costs import Costs
+from draftree.kernels.score_ranking import leading, rank_scores
 from draftree.policies.base import Layered, append, best, fit, log, top
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT

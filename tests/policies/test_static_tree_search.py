@@ -16,7 +16,8 @@ from hypothesis.extra.numpy import arrays
 
 from draftree import Request, load
 from draftree.cli.app import main
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError

@@ -17,10 +17,10 @@ from test_opttree import likely
 
 from draftree import registry
 from draftree.acceptors.greedy import Greedy
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine, generate_plain
-from draftree.kernels.tree_growth import DraftPrice
+from draftree.kernels.node_selection import DraftPrice
 from draftree.metrics import Work
 from draftree.online_logistic import Logistic
 from draftree.policies.base import Expand, RetrievalExpand

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures import EXPERTS
-from draftree.drafters.neural.llama_modules import of_values
+from draftree.drafters.neural.draft_configs import of_values
 from draftree.errors import UserError
 from draftree.registry import build as part
 from kind_models import PROMPT, TRAINED, expected, fresh, target, written

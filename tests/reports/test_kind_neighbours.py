@@ -16,7 +16,7 @@ from transformers import LogitsProcessor
 from architectures import VOCAB
 from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import UNIT_COSTS
+from draftree.costs.step_costs import UNIT_COSTS
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine, generate_plain

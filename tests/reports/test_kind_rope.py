@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from architectures import CROSSING, VOCAB, fresh, target
-from draftree.costs.cost_table import UNIT_COSTS
+from draftree.costs.step_costs import UNIT_COSTS
 from draftree.drafters.lm import LMDrafter
-from draftree.drafters.neural.llama_modules import Rotary, of_values
+from draftree.drafters.neural.draft_configs import of_values
+from draftree.drafters.neural.layer_stack import Rotary
 from draftree.engine import Engine
 from draftree.registry import build as part
 from draftree.request import Request

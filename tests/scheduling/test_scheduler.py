@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.engine import Engine, load
 from draftree.errors import UserError
 from draftree.models.causal_lm import CausalLM

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_scheduler import DRAFTERS, VOCAB, Raises, alone, engine_of, requests_of, texts
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafting.step import Drafting
 from draftree.engine import Engine
 from draftree.kernels.node_table import NodeTable

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from architectures import CONFIGS, CROSSING, SOME, VOCAB, fresh, model, target
 from draftree.drafters.edd import EDD
 from draftree.drafters.lm import LM
-from draftree.drafters.neural.llama_modules import CACHE
+from draftree.drafters.neural.layer_stack import CACHE
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine, load
 from draftree.models.causal_lm import CausalLM

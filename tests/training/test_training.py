@@ -18,8 +18,8 @@ from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.edd import EDD
+from draftree.drafters.neural.draft_masks import block_starts
 from draftree.drafters.neural.losses import draft_loss, kl, predicting_positions
-from draftree.drafters.neural.training_masks import block_starts
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
 from draftree.models.causal_lm import CausalLM

@@ -28,7 +28,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftree.cli.console import STARTED, remark
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
 from draftree.request import Origin

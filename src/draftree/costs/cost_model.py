@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from draftree.costs.cost_table import MAX_WIDTH
+from draftree.costs.step_costs import MAX_WIDTH
 from draftree.tree import Floats
 
 TOKEN_GRID = (

@@ -17,7 +17,8 @@ from typing import final
 import numpy as np
 
 from draftree.costs.cost_model import Correction, CostModel, PassShape, Size, Speed, curve_points
-from draftree.costs.cost_table import Costs, CostTable, monotone
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs, monotone
 from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats

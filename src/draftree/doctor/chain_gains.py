@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draftree.costs.cost_table import CONSTANTS, Costs
+from draftree.costs.step_costs import CONSTANTS, Costs
 from draftree.metrics import Work
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.doctor.block_drafter_faults import (
     INJECTION,
     block_alternatives,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from draftree.cost_estimate import learnt_costs, target_size
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Policy

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from draftree.drafters.base import Drafter, Trainable
 from draftree.drafters.neural.draft_vocabulary import offsets_to_ids
-from draftree.drafters.neural.target_embedding import TargetHead
+from draftree.drafters.neural.target_modules import TargetHead
 from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.evaluation.teacher_forcing import ComparedDrafts, Source, drive
 from draftree.models.hf_runner import UNNORMED

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Drafter, Trainable
-from draftree.drafters.neural.training_masks import block_starts
+from draftree.drafters.neural.draft_masks import block_starts
 from draftree.evaluation.target_trace import TokenText
 from draftree.evaluation.teacher_forcing import replay
 from draftree.target.target import Target

@@ -17,14 +17,14 @@ import numpy as np
 
 from draftree.drafters.base import Drafter, Method, slots_or_all
 from draftree.errors import UserError
-from draftree.kernels.merge_candidates import (
+from draftree.kernels.hit_acceptance import (
     HitRates,
     JudgedNodes,
     LearningRates,
     estimate_acceptance,
     learn_hits,
-    merge,
 )
+from draftree.kernels.merge_candidates import merge
 from draftree.models.kv_cache import SlotCache
 from draftree.online_logistic import CURVATURE, FORGETTING_RATE
 from draftree.sampling.draft_sampling import Drawing

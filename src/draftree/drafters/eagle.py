@@ -20,24 +20,22 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.draft_vocabulary import check_size
-from draftree.drafters.neural.feature_drafter import PairDrafter
-from draftree.drafters.neural.feature_model_interface import PairNet
-from draftree.drafters.neural.llama_modules import (
-    Rotary,
-    apply_layers,
+from draftree.drafters.neural.draft_configs import (
     export_config,
-    initialise,
     make_one_layer_config,
     of_values,
     stored_shape,
 )
+from draftree.drafters.neural.draft_vocabulary import check_size
+from draftree.drafters.neural.feature_drafter import PairDrafter
+from draftree.drafters.neural.feature_model_interface import PairNet
+from draftree.drafters.neural.layer_stack import Rotary, apply_layers, initialise
 from draftree.drafters.neural.losses import (
     predicting_positions,
     select_target_logits,
     soft_cross_entropy,
 )
-from draftree.drafters.neural.target_embedding import TargetHead
+from draftree.drafters.neural.target_modules import TargetHead
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING_WEIGHT

@@ -20,7 +20,12 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.candidate_head import CandidateHead
+from draftree.drafters.neural.draft_configs import (
+    export_config,
+    make_one_layer_config,
+    of_values,
+    stored_shape,
+)
 from draftree.drafters.neural.draft_vocabulary import (
     check_map,
     check_size,
@@ -30,16 +35,9 @@ from draftree.drafters.neural.draft_vocabulary import (
 )
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet, select_pairs
-from draftree.drafters.neural.llama_modules import (
-    CACHE,
-    Rotary,
-    export_config,
-    initialise,
-    make_one_layer_config,
-    of_values,
-    stored_shape,
-)
+from draftree.drafters.neural.layer_stack import CACHE, Rotary, initialise
 from draftree.drafters.neural.losses import predicting_positions, soft_cross_entropy
+from draftree.drafters.neural.low_rank_head import CandidateHead
 from draftree.drafters.neural.native_drafter_layers import native_head, run_native, usable
 from draftree.errors import UserError
 from draftree.formats import speculators

@@ -20,17 +20,17 @@ from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.decoding_state import SPARE_SLOTS, Decoding
+from draftree.drafters.neural.draft_masks import additive, dual_block
 from draftree.drafters.neural.draft_vocabulary import expand_logits
-from draftree.drafters.neural.kv_cached_drafter import (
-    OneLayerDrafter,
+from draftree.drafters.neural.kv_cached_drafter import OneLayerDrafter
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
+from draftree.drafters.neural.one_layer_model import (
     check_attends,
     copy_target_layer,
     has_own,
     load_model,
     new_model,
 )
-from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.training_masks import additive, dual_block
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.causal_lm import CausalLM

@@ -33,18 +33,17 @@ from draftree.drafters.neural.decoding_state import (
     SPARE_SLOTS,
     Decoding,
     keep_path,
-    lay_out,
-    no_candidates,
     rewind,
     select_sequences,
 )
+from draftree.drafters.neural.draft_configs import of_values
+from draftree.drafters.neural.draft_masks import block_starts, earlier_blocks
 from draftree.drafters.neural.draft_vocabulary import check_size, expand_logits
+from draftree.drafters.neural.frontier_pass import lay_out
 from draftree.drafters.neural.glide_model import Glimpse, GlimpseModel, View
 from draftree.drafters.neural.kv_cached_drafter import BorrowingDrafter, candidates_within_context
-from draftree.drafters.neural.llama_modules import of_values
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.target_embedding import TargetEmbedding, TargetHead
-from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
+from draftree.drafters.neural.target_modules import TargetEmbedding, TargetHead
 from draftree.errors import UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint
@@ -53,7 +52,7 @@ from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.attention_strength import AUTO, Attending, measure_attention
 from draftree.target.target import CHUNK, HiddenStates, HiddenStateSpec, Target
-from draftree.tree import AcceptResult, Candidates, Ints, Tree
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, no_candidates
 from draftree.utils.files import Entries
 from draftree.utils.validated_dataclass import Presets, knob
 

@@ -26,6 +26,8 @@ from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod, slots_or_all
 from draftree.drafters.neural.decoding_state import SPARE_SLOTS
+from draftree.drafters.neural.draft_configs import make_one_layer_config, stored_shape
+from draftree.drafters.neural.draft_masks import additive
 from draftree.drafters.neural.draft_vocabulary import check_map, check_size
 from draftree.drafters.neural.head_drafter import (
     HeadsDrafter,
@@ -36,14 +38,7 @@ from draftree.drafters.neural.head_drafter import (
     make_candidates,
 )
 from draftree.drafters.neural.head_drafter_on_device import HeadLayers
-from draftree.drafters.neural.llama_modules import (
-    Rotary,
-    apply_layers,
-    initialise,
-    make_one_layer_config,
-    stored_shape,
-)
-from draftree.drafters.neural.training_masks import additive
+from draftree.drafters.neural.layer_stack import Rotary, apply_layers, initialise
 from draftree.errors import UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import Checkpoint, sizes

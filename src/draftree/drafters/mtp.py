@@ -27,9 +27,9 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
-from draftree.drafters.neural.kv_cached_drafter import check_attends
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.target_embedding import TargetHead
+from draftree.drafters.neural.one_layer_model import check_attends
+from draftree.drafters.neural.target_modules import TargetHead
 from draftree.errors import UserError
 from draftree.formats.checkpoint import WEIGHT_FILES, Checkpoint, sizes, tensor_names
 from draftree.models.causal_lm import CausalLM

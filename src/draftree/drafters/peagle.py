@@ -22,6 +22,13 @@ from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Layer, FusingNet
+from draftree.drafters.neural.draft_configs import (
+    export_config,
+    make_one_layer_config,
+    of_values,
+    stored_shape,
+)
+from draftree.drafters.neural.draft_masks import additive, block_starts
 from draftree.drafters.neural.draft_vocabulary import (
     check_map,
     check_size,
@@ -30,17 +37,8 @@ from draftree.drafters.neural.draft_vocabulary import (
 )
 from draftree.drafters.neural.feature_drafter import PairReader, PairState
 from draftree.drafters.neural.head_drafter import group_by_depth, make_candidates
-from draftree.drafters.neural.llama_modules import (
-    Rotary,
-    apply_layers,
-    export_config,
-    initialise,
-    make_one_layer_config,
-    of_values,
-    stored_shape,
-)
+from draftree.drafters.neural.layer_stack import Rotary, apply_layers, initialise
 from draftree.drafters.neural.losses import select_target_logits
-from draftree.drafters.neural.training_masks import additive, block_starts
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import CONFIG, Checkpoint, sizes

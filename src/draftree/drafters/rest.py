@@ -9,6 +9,13 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.drafters.base import Drafter, select_slots
+from draftree.drafters.retrieval.continuation_trie import (
+    PrefixTree,
+    best_children,
+    build_trie,
+    context_of,
+    follow,
+)
 from draftree.drafters.retrieval.datastore_drafter import (
     DatastoreMethod,
     Documents,
@@ -17,12 +24,7 @@ from draftree.drafters.retrieval.datastore_drafter import (
 from draftree.drafters.retrieval.suffix_array import (
     END,
     Corpus,
-    PrefixTree,
-    best_children,
-    build_trie,
-    context_of,
     continuations,
-    follow,
     join_documents,
     search,
     suffix_array,

@@ -9,15 +9,14 @@ from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import expand_logits
-from draftree.drafters.neural.kv_cached_drafter import (
-    LanguageModelDrafter,
-    OneLayerDrafter,
+from draftree.drafters.neural.kv_cached_drafter import LanguageModelDrafter, OneLayerDrafter
+from draftree.drafters.neural.losses import draft_loss, predicting_positions
+from draftree.drafters.neural.one_layer_model import (
     copy_target_layer,
     has_own,
     load_model,
     new_model,
 )
-from draftree.drafters.neural.losses import draft_loss, predicting_positions
 from draftree.formats.checkpoint import Checkpoint
 from draftree.target.target import Target
 from draftree.utils.validated_dataclass import Presets, knob

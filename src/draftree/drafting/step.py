@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.drafting.states import DrafterFault, raises, stop_drafting

@@ -13,7 +13,8 @@ import numpy as np
 
 from draftree.batch import Generation
 from draftree.cost_estimate import learnt_costs
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, cache_of, common_prefix_length, generate_plain
 from draftree.evaluation.compare import shorten_request

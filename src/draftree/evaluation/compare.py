@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from draftree.batch import Generation
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.engine import Engine, common_prefix_length
 from draftree.evaluation.grid import PromptResult
 from draftree.metrics import Stats

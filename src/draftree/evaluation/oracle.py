@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation import step_codec

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from draftree.acceptors.base import Acceptor
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
-from draftree.drafters.neural.decoding_state import no_candidates
 from draftree.engine import Engine
 from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Expand, Policy
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStates, Target
-from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget
+from draftree.tree import AcceptResult, Candidates, Ints, Tree, TreeBudget, no_candidates
 
 
 def plain_engine(target: Target, acceptor: Acceptor | None = None) -> Engine:

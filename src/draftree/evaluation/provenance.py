@@ -13,8 +13,8 @@ import torch
 import transformers
 
 import draftree
+from draftree.models.cpu_linear import packed_shapes
 from draftree.models.fused_cpu_modules import replaced_kinds
-from draftree.models.kernel_linear import packed_shapes
 from draftree.target.target import Target
 from draftree.utils.hardware import machine
 

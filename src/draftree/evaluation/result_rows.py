@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from draftree.acceptors.base import Acceptor
-from draftree.costs.cost_table import Costs, CostTable, estimate_seconds, estimate_target_seconds
+from draftree.costs.cost_table import CostTable, estimate_seconds, estimate_target_seconds
+from draftree.costs.step_costs import Costs
 from draftree.errors import UserError
 from draftree.evaluation import step_codec
 from draftree.evaluation.bootstrap import ResultRow, ratio_bounds, samples

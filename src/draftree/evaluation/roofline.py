@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UnknownName

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.evaluation.target_trace import Recording, TokenText
 from draftree.metrics import Work

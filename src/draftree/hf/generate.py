@@ -36,11 +36,12 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.aliases import OPTION, PROMPT, canonical_name, replacement_with_value, suggestion
 from draftree.batch import EngineMethods
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.errors import UserError, format_value
 from draftree.hf.generate_call import GenerateCall, prompt_ids, write
 from draftree.metrics import Stats
-from draftree.models.architecture_checks import CACHES
+from draftree.models.model_config import CACHES
 from draftree.text.options import Options
 from draftree.utils.token_ids import row_of_ids
 from draftree.utils.validated_dataclass import is_whole

@@ -11,7 +11,7 @@ from draftree.kernels.entropy import MAX_EXPONENT, VECTOR_FLOATS, exponential
 from draftree.kernels.log_exp import log
 from draftree.kernels.topk import likeliest
 from draftree.native import Array, core, native
-from draftree.native.transformer_kernels import thread_count
+from draftree.native.cpu_threads import thread_count
 
 BLOCK_VALUES = 8 * VECTOR_FLOATS
 """Number of values in a block.

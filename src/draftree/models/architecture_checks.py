@@ -3,22 +3,24 @@
 import inspect
 import json
 import sys
-import warnings
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from draftree.errors import DraftreeWarning, UserError, format_value
+from draftree.errors import UserError
+from draftree.models.model_config import (
+    CACHES,
+    FULL,
+    SLIDING,
+    STATEFUL,
+    STATELESS,
+    cache_argument,
+    has_recurrent_state,
+    stored_quantization,
+)
 from draftree.models.recurrent.replaced_functions import NAMES
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-STATEFUL = ("linear_attention", "conv", "mamba", "hybrid", "recurrent")
-"""Types of layers with a recurrent state; `hybrid` layers also have keys and values."""
-STATELESS = ("moe", "mlp")
-"""Types of layers that store nothing in a cache."""
 MIN_TRANSFORMERS_VERSION = (5, 23)
 """The oldest transformers whose recurrent layers are supported.
 
@@ -33,17 +35,6 @@ UNSUPPORTED_REASONS: Mapping[str, str] = {
 """Models whose recurrent states cannot be reached, with the reason."""
 SLOT_WINDOW_MODELS = ("gpt_neo",)
 """Models whose layers apply their attention window by cache slot rather than by position."""
-CACHES = ("cache", "past_key_values", "cache_params")
-"""Names of a forward's cache argument.
-
-The first is that of transformers from 5.24 on. The second is that of earlier versions, and the
-third that of earlier versions for models with only recurrent states.
-"""
-
-
-def cache_argument(takes: Container[str]) -> str | None:
-    """Return the name of a forward's cache argument, or None if it accepts no cache."""
-    return next((name for name in CACHES if name in takes), None)
 
 
 def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
@@ -105,45 +96,6 @@ def _explain_unsupported(
     return None
 
 
-def entry(config: PreTrainedConfig, name: str) -> Any:
-    """Return an entry of a config, or None if the config's class does not define the entry.
-
-    transformers keeps all entries of a `config.json`, even if no model of the class reads them. A
-    warning names the entry that is left out. Classes from outside transformers are not checked:
-    their entries are always returned.
-    """
-    value, kind = getattr(config, name, None), type(config)
-    if not value or _has(kind, name) or not kind.__module__.startswith("transformers."):
-        return value
-    told = f"the target's config has {name} {format_value(value)}, which a {config.model_type} has not: it is not used"
-    warnings.warn(told, DraftreeWarning, stacklevel=4)
-    return None
-
-
-def _has(kind: type[PreTrainedConfig], name: str) -> bool:
-    """Return whether a class of configs has an entry.
-
-    Computed entries count too, such as `layer_types` of hybrid models.
-    """
-    if hasattr(kind, name) or name in inspect.signature(kind.__init__).parameters:
-        return True
-    try:
-        return hasattr(kind(), name)
-    except Exception:  # a class without defaults
-        return False
-
-
-def has_recurrent_state(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
-    """Return whether a model with such a config has layers with a recurrent state.
-
-    Only the config and the class are inspected.
-    """
-    types = getattr(config, "layer_types", None)
-    return (
-        any(t in STATEFUL for t in types) if types else bool(getattr(kind, "_is_stateful", False))
-    )
-
-
 def _explain_unreachable(
     config: PreTrainedConfig, kind: type[PreTrainedModel] | None
 ) -> str | None:
@@ -161,13 +113,6 @@ def _explain_unreachable(
         oldest = ".".join(map(str, MIN_TRANSFORMERS_VERSION))
         return f"{about}which takes transformers {oldest} or newer, and this is {transformers.__version__}"
     return None
-
-
-def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return a checkpoint's `quantization_config` as a dictionary; empty if it is not quantised."""
-    stored = getattr(config, "quantization_config", None) or {}
-    said: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
-    return said
 
 
 def shared_rounding(config: PreTrainedConfig) -> str | None:

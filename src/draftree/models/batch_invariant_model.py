@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from draftree.models.backend_names import EXACT
 from draftree.models.causal_lm import CausalLM
+from draftree.models.cpu_linear import KernelLinear
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.invariant_experts import are_experts, expert, make_expert_forward
 from draftree.models.invariant_widths import Made, Rows, Widths, find_elementwise_widths, widths
-from draftree.models.kernel_linear import KernelLinear
 from draftree.models.model_runner import ModelRunner
 from draftree.models.native_linear import NativeLinear
 from draftree.models.weight_sharing_copy import share_weights

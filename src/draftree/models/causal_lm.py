@@ -17,13 +17,13 @@ from draftree.errors import UserError
 from draftree.models.accelerate_dispatch import input_device, move_to_device
 from draftree.models.architecture_checks import refuse_unsupported
 from draftree.models.backend_names import ATTENTION
+from draftree.models.cpu_linear import make_row_product
 from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import LOG, Capture, EagerCapture, Epilogue, OutputTensors
 from draftree.models.graph_runner import TRIAL_TOKENS, GraphRunner, check_recording
 from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
 from draftree.models.invariant_attention import register
-from draftree.models.kernel_linear import make_row_product
 from draftree.models.kv_cache import LayerShape, SlotCache
 from draftree.models.kv_collectors import capture_first_kv
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.kernels.tree_layout import hide
+from draftree.kernels.pass_layout import hide
 from draftree.tree import Bools, Ints
 from draftree.utils.hardware import to_device
 
@@ -111,7 +111,7 @@ class ForwardBatch:
             counts: [R] the number of nodes of each tree.
             starts: [R] the slot of each tree's root.
             seen: the visibility matrices [n_r, n_r] of all trees, flattened one after another; see
-                `kernels.tree_verification.pack_trees`.
+                `kernels.pass_layout.pack_trees`.
             device: the device of the token ids.
         """
         visible = list[Bools]()

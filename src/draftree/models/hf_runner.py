@@ -21,14 +21,6 @@ from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.accelerate_dispatch import input_device, move_to_device
-from draftree.models.architecture_checks import (
-    FULL,
-    LENGTH_DEPENDENT_ROPE,
-    SLIDING,
-    cache_argument,
-    entry,
-)
-from draftree.models.captured_pass import run_pass
 from draftree.models.forward_batch import DeviceBatch, ForwardBatch
 from draftree.models.graph_capture import (
     Capture,
@@ -40,7 +32,9 @@ from draftree.models.graph_capture import (
 )
 from draftree.models.kv_cache import SlotCache, Writer
 from draftree.models.llama_gpu_layers import LlamaLayers
+from draftree.models.model_config import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, cache_argument, entry
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
+from draftree.models.network_pass import run_pass
 from draftree.models.recurrent.cache_probe import ShapeRecorder, StoredShapes
 from draftree.models.recurrent.replaced_functions import (
     PassFunctions,

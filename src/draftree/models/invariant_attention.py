@@ -19,7 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from draftree.errors import UserError
 from draftree.models.backend_names import EXACT
-from draftree.native import transformer_kernels
+from draftree.native import cpu_threads, transformer_kernels
 from draftree.native.transformer_kernels import address
 from draftree.utils.hardware import has_float64
 
@@ -148,7 +148,7 @@ def _native(
     it.cap = cap
     it.hidden_below, it.outputs = torch.finfo(mask.dtype).min / 2, address(out)
     many = rows * slots * (64 * groups + 10 * heads * n) > MAX_SINGLE_THREAD_OPERATIONS
-    transformer_kernels.core.attend(it, transformer_kernels.thread_count() if many else 1)
+    transformer_kernels.core.attend(it, cpu_threads.thread_count() if many else 1)
     return out
 
 

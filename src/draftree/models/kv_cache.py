@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
-from draftree.kernels.tree_verification import move_slots, next_slots
+from draftree.kernels.cache_slots import move_slots, next_slots
 from draftree.models.accelerate_dispatch import move_to_device
 from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, write_masks
 from draftree.models.recurrent.recurrences import Stash

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from draftree.models.int4_linear import Int4Linear
 from draftree.models.invariant_attention import to_additive_mask
-from draftree.models.kernel_linear import drop_pages
 from draftree.models.kv_cache import KVView
 from draftree.models.llama_structure import (
     CHILDREN,
@@ -30,9 +29,10 @@ from draftree.models.llama_structure import (
 )
 from draftree.models.native_linear import can_pack
 from draftree.models.numeric_agreement import differs_by_rounding
-from draftree.native import transformer_kernels
+from draftree.native import cpu_threads, transformer_kernels
 from draftree.native.transformer_kernels import address
 from draftree.tree import Ints
+from draftree.utils.hardware import drop_pages
 
 FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 """Parts of a layer: up to storing keys and values; from attention on; or both."""
@@ -393,7 +393,7 @@ def run_layers(
     last = len(layers) - 1
     ends = [outputs.layers.get(i) if i < last else out for i in range(len(layers))]
     records, addresses = [layer.record for layer in layers], [address(end) for end in ends]
-    transformer_kernels.core.forward(it, records, addresses, transformer_kernels.thread_count())
+    transformer_kernels.core.forward(it, records, addresses, cpu_threads.thread_count())
     return out
 
 

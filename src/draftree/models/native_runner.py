@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.models.architecture_checks import FULL, SLIDING
+from draftree.models.cpu_linear import KernelLinear
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
-from draftree.models.kernel_linear import KernelLinear
 from draftree.models.kv_cache import KVView, SlotCache
 from draftree.models.llama_structure import STACK
+from draftree.models.model_config import FULL, SLIDING
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_layers import (
     FIRST_PART,

@@ -5,18 +5,14 @@ The kernels are C++ (`kernels/`); without them `core` is None, and models run on
 Shapes: N tokens, K inputs and E outputs of a linear layer.
 """
 
-import ctypes
-import math
-import os
 import threading
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftree.native import core as core
+from draftree.native import cpu_threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that the kernels support, in the order of their codes."""
@@ -26,7 +22,6 @@ INT8 = INT4 + 1
 """The code of eight-bit weights."""
 INT8_GROUP = 32
 """The number of inputs that share a step in eight-bit weights."""
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def code_of(dtype: torch.dtype) -> int:
@@ -39,67 +34,8 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def quota(root: Path, groups: str) -> float:
-    """Return the number of processors that the CPU quota allows; infinite without a quota.
-
-    Args:
-        root: the folder where control groups (version 2) are mounted.
-        groups: the content of `/proc/self/cgroup`; quotas of enclosing groups count too.
-    """
-    (name,) = [line[3:] for line in groups.splitlines() if line.startswith("0::")] or [""]
-    folder, found = root / name.strip("/"), math.inf
-    for place in (folder, *folder.parents):
-        if not place.is_relative_to(root):
-            break
-        try:
-            most, period = (place / "cpu.max").read_text().split()
-            found = min(found, int(most) / int(period))
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
-    return found
-
-
-@cache
-def processor_share() -> int:
-    """Return the number of processors that this process may use.
-
-    It is the size of the affinity mask, or the CPU quota rounded up if that is less.
-    """
-    affinity = getattr(os, "sched_getaffinity", None)
-    allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
-    try:
-        limit = quota(CGROUPS, Path("/proc/self/cgroup").read_text())
-    except OSError:  # not Linux
-        limit = math.inf
-    return max(1, math.ceil(min(allowed, limit)))
-
-
-def thread_count() -> int:
-    """Return the number of threads of a kernel: torch's, but at most the usable processors."""
-    return min(torch.get_num_threads(), processor_share())
-
-
-@cache
-def share_torch_threads() -> bool:
-    """Let the kernels run on torch's OpenMP threads, if torch uses GNU's library.
-
-    Otherwise they use threads of their own. Torch's threads wait in a busy loop for more work, so
-    that threads of another pool would compete with them for processors.
-    """
-    libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    try:
-        library = ctypes.CDLL(str(libraries[0]))
-        functions = library.GOMP_parallel, library.omp_get_thread_num, library.omp_get_num_threads
-    except (IndexError, OSError, AttributeError):
-        return False
-    core.use_openmp(
-        *(int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in functions)
-    )
-    return True
-
-
 if core is not None:
-    share_torch_threads()
+    cpu_threads.share_torch_threads()
 
 
 class Arena:
@@ -131,7 +67,7 @@ def pack(weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     weight, code = weight.detach().contiguous(), code_of(weight.dtype)
     packed = _ARENA.take(core.packed_bytes(code, outputs, inputs))
-    core.pack(code, address(weight), outputs, inputs, address(packed), thread_count())
+    core.pack(code, address(weight), outputs, inputs, address(packed), cpu_threads.thread_count())
     return packed
 
 
@@ -150,7 +86,12 @@ def pack_int4(numbers: Tensor, scales: Tensor) -> Tensor:
     )
     packed = _ARENA.take(core.packed_bytes(INT4, outputs, inputs))
     core.pack_int4(
-        address(numbers), address(scales), outputs, inputs, address(packed), thread_count()
+        address(numbers),
+        address(scales),
+        outputs,
+        inputs,
+        address(packed),
+        cpu_threads.thread_count(),
     )
     return packed
 
@@ -164,7 +105,9 @@ def pack_int8(weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     weight, code = weight.detach().contiguous(), code_of(weight.dtype)
     packed = _ARENA.take(core.packed_bytes(INT8, outputs, inputs))
-    core.pack_int8(code, address(weight), outputs, inputs, address(packed), thread_count())
+    core.pack_int8(
+        code, address(weight), outputs, inputs, address(packed), cpu_threads.thread_count()
+    )
     return packed
 
 
@@ -178,7 +121,7 @@ def linear(layer: Any, rows: Tensor) -> Tensor:
         address(rows),
         rows.numel() // layer.inputs,
         address(out),
-        thread_count(),
+        cpu_threads.thread_count(),
     )
     return out
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.kernels.philox import gumbel_on_device
 from draftree.sampling.captured_sampling import LIKELIEST, TokenChoice
 from draftree.sampling.keyed_noise import Keyed

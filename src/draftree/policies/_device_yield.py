@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from draftree.kernels.log_exp import exp, log
+from draftree.kernels.node_selection import Curve, between
 from draftree.kernels.scalar_log_exp import LARGEST_EXPONENT, UNIT_ROUNDING
 from draftree.kernels.scalar_log_exp import log as log_of
-from draftree.kernels.tree_growth import Curve, between
 from draftree.policies._device_growth import DeviceGrowth, top_indices
 from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Floats

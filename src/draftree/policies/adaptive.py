@@ -13,7 +13,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.metrics import Work
 from draftree.online_logistic import Logistic
 from draftree.policies.base import Expand, Policy, append, fit

@@ -13,8 +13,9 @@ from typing import Any, Self
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
-from draftree.kernels.tree_growth import CandidateTable, append_nodes, leading, leading_of_layer
+from draftree.costs.step_costs import Costs
+from draftree.kernels.score_ranking import leading, leading_of_layer
+from draftree.kernels.tree_growth import CandidateTable, append_nodes
 from draftree.metrics import Work
 from draftree.policies._device_growth import DeviceGrowth, Outlook
 from draftree.tree import (

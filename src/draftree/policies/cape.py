@@ -12,9 +12,9 @@ from typing import final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.errors import UserError
-from draftree.kernels.tree_growth import rank_scores
+from draftree.kernels.score_ranking import rank_scores
 from draftree.policies.base import Layered, append, fit
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob

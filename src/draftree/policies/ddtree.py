@@ -12,8 +12,8 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
-from draftree.kernels.tree_growth import rank_scores
+from draftree.costs.step_costs import Costs
+from draftree.kernels.score_ranking import rank_scores
 from draftree.policies.base import Expand, Policy, append, fit, path_log_q
 from draftree.tree import Bools, Floats, Ints, Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob

@@ -12,7 +12,7 @@ from typing import Any, Literal, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Tree, TreeBudget

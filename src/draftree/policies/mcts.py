@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
-from draftree.kernels.tree_growth import rank_scores
+from draftree.costs.step_costs import Costs
+from draftree.kernels.score_ranking import rank_scores
 from draftree.native import native_as
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Candidates, Floats, Ints, Tree, TreeBudget

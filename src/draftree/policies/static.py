@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.errors import UnknownName, UserError, format_value
 from draftree.policies._device_growth import DeviceGrowth
 from draftree.policies.base import Expand, Policy, append

@@ -6,7 +6,7 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, top
 from draftree.tree import Tree, TreeBudget
 from draftree.utils.validated_dataclass import knob

@@ -17,17 +17,19 @@ from typing import Any, ClassVar, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
-from draftree.kernels.tree_growth import (
-    DraftPrice,
-    DraftSuccess,
-    PassPrice,
+from draftree.costs.step_costs import Costs
+from draftree.kernels.acceptance_calibration import (
     RetrievalNote,
     calibration_examples,
     outcomes,
+    values,
+)
+from draftree.kernels.node_selection import (
+    DraftPrice,
+    DraftSuccess,
+    PassPrice,
     promising,
     select_nodes,
-    values,
     worth_expanding,
 )
 from draftree.metrics import Work
@@ -437,7 +439,7 @@ class _Budget:
     ) -> tuple[Ints, Ints, float, float]:
         """Return the best nodes that may have children, and figures of their verification.
 
-        See `kernels.tree_growth.promising`.
+        See `kernels.node_selection.promising`.
 
         Args:
             tree: the tree.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from draftree.errors import UserError
-from draftree.models.architecture_checks import SLIDING
 from draftree.models.causal_lm import CausalLM
+from draftree.models.model_config import SLIDING
 from draftree.tree import Ints
 from draftree.utils.hardware import has_float64
 

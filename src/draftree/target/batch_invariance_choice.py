@@ -22,10 +22,10 @@ from draftree.errors import UserError
 from draftree.models.accelerate_dispatch import is_spread
 from draftree.models.batch_invariant_model import BatchInvariantModel
 from draftree.models.causal_lm import CausalLM
+from draftree.models.cpu_linear import packed_shapes
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.models.invariant_widths import Widths
-from draftree.models.kernel_linear import packed_shapes
 from draftree.models.model_runner import ModelRunner, Outputs
 from draftree.utils.files import Entries, as_user_error, read_object, write_text
 from draftree.utils.hardware import has_float64, machine, measurement_path, time_interleaved

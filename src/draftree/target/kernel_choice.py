@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from draftree.models.accelerate_dispatch import is_spread
 from draftree.models.backend_names import GROUPED
 from draftree.models.causal_lm import CausalLM
+from draftree.models.cpu_linear import TIMED_BATCH_SIZES, round_head, use_kernels
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.fused_cpu_modules import replace_modules
 from draftree.models.graph_capture import Capture, EagerCapture, Graphs
-from draftree.models.kernel_linear import TIMED_BATCH_SIZES, round_head, use_kernels
 from draftree.models.model_runner import ModelRunner
 from draftree.native import GENERIC, OFF, variant
 from draftree.target.load_options import Loading

@@ -120,7 +120,7 @@ class Loading(Source):
             tokens are almost equally likely, a tree may give another token than plain decoding. The
             default is `bits` in half precision if a step then takes at most 2 % longer
             (`target/batch_invariance_choice.py`), else `ties`.
-        kernels: the kernels of linear layers on a CPU (`kernel_linear.py`); by default torch's or
+        kernels: the kernels of linear layers on a CPU (`cpu_linear.py`); by default torch's or
             oneDNN's, whichever is faster for each shape.
         compile: whether the layers of target and drafter are compiled. On a CPU native kernels then
             run passes of any width (`native_runner.py`); by default if the target is large and the

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
-from draftree.models.architecture_checks import FULL
+from draftree.models.model_config import FULL
 from draftree.target.config_size_checks import check_bounds, check_shapes
 from draftree.target.no_loading_bar import no_loading_bar
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from draftree.errors import UserError, format_value
-from draftree.models.architecture_checks import stored_quantization
+from draftree.models.model_config import stored_quantization
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "awq": ("accelerate", "gptqmodel"),

@@ -23,8 +23,9 @@ from transformers import (
 
 from draftree.aliases import DTYPE, canonical_name
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, format_value
+from draftree.kernels.cache_slots import path_slots
+from draftree.kernels.pass_layout import pack_trees
 from draftree.kernels.topk import likeliest
-from draftree.kernels.tree_verification import pack_trees, path_slots
 from draftree.models.architecture_checks import refuse_unsupported
 from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import Chunk, ForwardBatch

@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
-from draftree.costs.cost_table import CONSTANTS, Costs
+from draftree.costs.step_costs import CONSTANTS, Costs
 from draftree.costs.step_timings import StepTimes
 from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, PrefixCache

@@ -5,7 +5,7 @@ from typing import Any, final
 
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.metrics import Work
 from draftree.policies.base import Expand, Policy
 from draftree.tree import AcceptResult, Tree, TreeBudget

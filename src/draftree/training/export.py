@@ -24,8 +24,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from draftree.drafters.base import TrainableMethod
+from draftree.drafters.neural.draft_configs import of_values
 from draftree.drafters.neural.draft_vocabulary import offsets_to_ids
-from draftree.drafters.neural.llama_modules import of_values
 from draftree.drafters.peagle import PEAGLEDrafter
 from draftree.errors import UnknownName, UserError
 from draftree.formats import block_drafters, medusa, speculators

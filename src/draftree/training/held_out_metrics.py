@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Trainable
 from draftree.drafters.neural.losses import predicting_positions

@@ -18,7 +18,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from draftree.costs.cost_table import UNIT_COSTS, Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import UNIT_COSTS, Costs
 from draftree.data.samples import Sample, digest
 from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.metrics import Work
 from draftree.tree import Floats, Ints
 

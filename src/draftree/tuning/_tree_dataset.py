@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from draftree.costs.cost_table import Costs
+from draftree.costs.step_costs import Costs
 from draftree.data.prompts import encode
 from draftree.data.readers import read_rows
 from draftree.drafters.base import Drafter, Trainable

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs, CostTable
+from draftree.costs.cost_table import CostTable
+from draftree.costs.step_costs import Costs
 from draftree.data import readers
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter

@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import json
+import mmap
 import os
 import platform
 import sys
@@ -52,6 +53,8 @@ event loop.
 
 KEPT_BYTES = 1 << 30
 """Value that `keep_memory` gives to the options in `THRESHOLDS`."""
+PAGEOUT = 21
+"""Linux's MADV_PAGEOUT, which drops pages of a mapped file without loss."""
 THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
 """glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, by the environment variables that set them."""
 
@@ -249,3 +252,20 @@ def second_is_faster(
     with suppress(OSError):  # not writable: timed again by the next process
         write_text(path, json.dumps({"packed": ours / own, "about": told}, indent=1))
     return ours < own
+
+
+def drop_pages(weight: Tensor) -> None:
+    """Release the memory of a weight that is mapped from a file.
+
+    A later access reads the weight from the file again. A packed weight is then in memory once. A
+    weight that was converted while it was loaded is in no file and stays in memory twice.
+    """
+    size = mmap.PAGESIZE
+    begin, end = (
+        -(-weight.data_ptr() // size) * size,
+        (weight.data_ptr() + weight.nbytes) // size * size,
+    )
+    if sys.platform == "linux" and begin < end:
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), PAGEOUT
+        )  # a failure is harmless

@@ -19,11 +19,11 @@ from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.drafters.neural.block_inputs import compute_mask_outputs, make_slot_group
 from draftree.drafters.neural.block_model import Init, ParallelNet, select_fused_layers
 from draftree.drafters.neural.decoding_state import SPARE_SLOTS, move_unread, truncate_unread
+from draftree.drafters.neural.draft_configs import COPIED_ENTRIES, make_one_layer_config
+from draftree.drafters.neural.draft_masks import block_starts
 from draftree.drafters.neural.draft_vocabulary import check_map, check_size, expand_logits
 from draftree.drafters.neural.head_drafter import group_by_depth, make_candidates
-from draftree.drafters.neural.llama_modules import COPIED_ENTRIES, make_one_layer_config
-from draftree.drafters.neural.target_embedding import TargetHead
-from draftree.drafters.neural.training_masks import block_starts
+from draftree.drafters.neural.target_modules import TargetHead
 from draftree.errors import UserError
 from draftree.formats.block_drafters import (
     VOCABULARY_OFFSETS,

@@ -20,16 +20,11 @@ from torch import Tensor, nn
 from transformers import Cache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, rotate_half
 
+from draftree.drafters.neural.draft_configs import of_values, stored_shape
+from draftree.drafters.neural.draft_masks import additive
 from draftree.drafters.neural.draft_vocabulary import vocabulary_from_offsets
-from draftree.drafters.neural.llama_modules import (
-    Rotary,
-    apply_layers,
-    initialise,
-    of_values,
-    stored_shape,
-)
-from draftree.drafters.neural.target_embedding import TargetHead
-from draftree.drafters.neural.training_masks import additive
+from draftree.drafters.neural.layer_stack import Rotary, apply_layers, initialise
+from draftree.drafters.neural.target_modules import TargetHead
 from draftree.formats.block_drafters import EMBEDDING_WEIGHT, HEAD_WEIGHT, BlockDrafterConfig, Sight
 from draftree.target.target import Target
 from draftree.tree import DraftVocab

@@ -30,12 +30,16 @@ from draftree.drafters.neural.decoding_state import (
     NO_TOKENS,
     SPARE_SLOTS,
     Decoding,
-    StepLayout,
-    lay_out,
     move_unread,
     rewind,
     select_sequences,
     truncate_unread,
+)
+from draftree.drafters.neural.draft_masks import (
+    additive,
+    block_starts,
+    causal_pairs,
+    hide_first_pairs,
 )
 from draftree.drafters.neural.draft_vocabulary import expand_logits
 from draftree.drafters.neural.feature_drafter_on_device import (
@@ -44,14 +48,9 @@ from draftree.drafters.neural.feature_drafter_on_device import (
     known_features,
 )
 from draftree.drafters.neural.feature_model_interface import PairNet
-from draftree.drafters.neural.llama_modules import Rotary
-from draftree.drafters.neural.training_masks import (
-    additive,
-    block_starts,
-    causal_pairs,
-    hide_first_pairs,
-)
-from draftree.kernels.tree_layout import unfed_nodes
+from draftree.drafters.neural.frontier_pass import StepLayout, lay_out
+from draftree.drafters.neural.layer_stack import Rotary
+from draftree.kernels.pass_layout import unfed_nodes
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import LayerShape, SlotCache
 from draftree.models.kv_collectors import capture_first_kv

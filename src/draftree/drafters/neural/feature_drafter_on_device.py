@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.drafters.neural.decoding_state import Decoding, Pick
+from draftree.drafters.neural.decoding_state import Decoding
 from draftree.drafters.neural.feature_model_interface import PairNet
+from draftree.drafters.neural.frontier_pass import Pick
 from draftree.drafters.neural.kv_cached_drafter_on_device import CachingLayers
-from draftree.models.captured_pass import run_pass
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Capture, Epilogue, InputTensors, OutputTensors, Weights
 from draftree.models.kv_cache import SlotCache, Writer
+from draftree.models.network_pass import run_pass
 from draftree.target.device_tree import Choose, NodeBatch, Nodes
 from draftree.tree import Ints, Tree
 from draftree.utils.hardware import to_device

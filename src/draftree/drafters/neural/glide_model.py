@@ -19,9 +19,9 @@ from transformers.models.llama.modeling_llama import (
     rotate_half,
 )
 
-from draftree.drafters.neural.llama_modules import CACHE
-from draftree.models.architecture_checks import LENGTH_DEPENDENT_ROPE
+from draftree.drafters.neural.layer_stack import CACHE
 from draftree.models.invariant_attention import exact_attention, supports_native_attention
+from draftree.models.model_config import LENGTH_DEPENDENT_ROPE
 from draftree.target.target import Target
 
 OFFICIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}

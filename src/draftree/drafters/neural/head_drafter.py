@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from draftree.drafters.base import Batch, State, Trainable
+from draftree.drafters.neural.draft_masks import block_starts
 from draftree.drafters.neural.draft_vocabulary import (
     expand_logits,
     most_frequent_tokens,
@@ -22,7 +23,6 @@ from draftree.drafters.neural.draft_vocabulary import (
     vocabulary_from_offsets,
 )
 from draftree.drafters.neural.losses import kl, predicting_positions, select_target_logits
-from draftree.drafters.neural.training_masks import block_starts
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.tree import Candidates, DraftVocab, Ints, Tree

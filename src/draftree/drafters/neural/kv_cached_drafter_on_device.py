@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.drafters.neural.decoding_state import NO_TOKENS, Decoding, Pick, lay_out
+from draftree.drafters.neural.decoding_state import NO_TOKENS, Decoding
+from draftree.drafters.neural.frontier_pass import Pick, lay_out
 from draftree.drafters.neural.shared_vocabulary import Shared
 from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from draftree.models.backend_names import Kernels
+from draftree.models.cpu_linear import KernelLinear, use_kernels
 from draftree.models.fused_cpu_modules import (
     KernelRMSNorm,
     Replacement,
     named_submodules,
     replace_modules,
 )
-from draftree.models.kernel_linear import KernelLinear, drop_pages, use_kernels
 from draftree.models.kv_cache import KVView, Writer
 from draftree.models.native_layers import (
     FIRST_PART,
@@ -34,6 +34,7 @@ from draftree.models.native_layers import (
     run_layers,
 )
 from draftree.models.native_linear import NativeLinear, can_pack, rounds_drafters
+from draftree.utils.hardware import drop_pages
 
 
 @final

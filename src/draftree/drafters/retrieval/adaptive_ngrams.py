@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftree.drafters.retrieval.continuation_trie import context_of
 from draftree.drafters.retrieval.ngram_build import Counts, concatenate, contexts, sum_equal_ngrams
 from draftree.drafters.retrieval.ngram_table import Table, number_of, read_successors
-from draftree.drafters.retrieval.suffix_array import context_of
 from draftree.native import Array, native_as
 from draftree.tree import Floats, Ints
 

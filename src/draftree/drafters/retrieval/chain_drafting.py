@@ -27,8 +27,8 @@ from draftree.drafters.retrieval.suffix_matching import (
     match_in_memory,
     match_in_text,
 )
-from draftree.kernels.logistic import newton
-from draftree.kernels.merge_candidates import LearningRates
+from draftree.kernels.hit_acceptance import LearningRates
+from draftree.kernels.logistic_regression import newton
 from draftree.kernels.scalar_log_exp import exp, log
 from draftree.native import Array, native_as
 from draftree.tree import Floats, Ints

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from typing_extensions import override
 
-from draftree.costs.cost_table import Costs, CostSource
+from draftree.costs.step_costs import Costs, CostSource
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.integrations.vllm.requests import RequestStep, Slots

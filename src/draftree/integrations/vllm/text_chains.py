@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftree.costs.cost_table import Costs, CostSource
+from draftree.costs.step_costs import Costs, CostSource
 from draftree.costs.step_timings import DraftStep, StepTimes
 from draftree.drafters._fused import INITIAL_HIT_MEAN, LEARNING
 from draftree.drafters.retrieval.chain_drafting import (

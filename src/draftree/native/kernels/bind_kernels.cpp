@@ -4,13 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 #if defined(__linux__)
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 #include <string>
@@ -18,32 +13,12 @@
 
 #include "kernels.h"
 #include "thread_team.h"
+#include "variant_choice.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace draftree {
-
-#define DRAFTREE_DECLARE(name) extern const Kernels kernels_##name;
-DRAFTREE_DECLARE(generic)
-#if defined(__x86_64__)
-DRAFTREE_DECLARE(avx2)
-DRAFTREE_DECLARE(avx512)
-DRAFTREE_DECLARE(avx512_vnni)
-DRAFTREE_DECLARE(avx512_bf16)
-#if defined(DRAFTREE_HAS_AMX)
-DRAFTREE_DECLARE(amx)
-#endif
-#endif
-
-const bool made_by_amd = [] {
-#if defined(__x86_64__)
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541;  // "Auth" of "AuthenticAMD"
-#else
-  return false;
-#endif
-}();
 
 namespace {
 
@@ -53,61 +28,6 @@ template <class T = void>
 T* pointer(Address address) {
   return reinterpret_cast<T*>(address);
 }
-
-#if defined(__x86_64__)
-bool bit(unsigned word, int at) { return (word >> at) & 1; }
-
-// Return the bits of `all` that the operating system saves when threads switch (xgetbv).
-bool saves(unsigned all) {
-  unsigned low, high;
-  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (low & all) == all;
-}
-#endif
-
-#if defined(DRAFTREE_HAS_AMX)
-// Ask the system to save the tiles of the matrix unit when threads switch.
-bool may_use_tiles() {
-  constexpr long REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool may = saves(3u << 17) && syscall(SYS_arch_prctl, REQUEST, TILES) == 0;
-  return may;
-}
-#endif
-
-// Return the variants that this processor can run, the fastest first.
-// The instruction cpuid is asked itself: __builtin_cpu_supports finds nothing in builds by zig.
-std::vector<const Kernels*> supported() {
-  std::vector<const Kernels*> found;
-#if defined(__x86_64__)
-  unsigned a = 0, b = 0, c = 0, d = 0, basic = 0, extended = 0, features = 0, more = 0, matrix = 0,
-           last = 0;
-  if (__get_cpuid(1, &a, &b, &c, &d)) basic = c;
-  if (__get_cpuid(0x80000001u, &a, &b, &c, &d)) extended = c;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) features = b, more = c, matrix = d;
-  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) last = a;
-  // FMA, OSXSAVE, AVX, F16C; LZCNT; BMI1, AVX2, BMI2
-  const bool avx2 = bit(basic, 12) && bit(basic, 27) && bit(basic, 28) && bit(basic, 29) &&
-                    bit(extended, 5) && bit(features, 3) && bit(features, 5) && bit(features, 8) &&
-                    saves(0x6);
-  // AVX-512 F, DQ, CD, BW, VL
-  const bool avx512 = avx2 && bit(features, 16) && bit(features, 17) && bit(features, 28) &&
-                      bit(features, 30) && bit(features, 31) && saves(0xe6);
-  const bool vnni = avx512 && bit(more, 11);  // AVX512_VNNI
-  const bool bf16 = vnni && bit(last, 5);     // AVX512_BF16
-#if defined(DRAFTREE_HAS_AMX)
-  // AMX-BF16, AMX-TILE
-  if (bf16 && bit(matrix, 22) && bit(matrix, 24) && may_use_tiles()) found.push_back(&kernels_amx);
-#endif
-  if (bf16) found.push_back(&kernels_avx512_bf16);
-  if (vnni) found.push_back(&kernels_avx512_vnni);
-  if (avx512) found.push_back(&kernels_avx512);
-  if (avx2) found.push_back(&kernels_avx2);
-#endif
-  found.push_back(&kernels_generic);
-  return found;
-}
-
-const Kernels* chosen = supported().front();
 
 // Ask the system for huge pages around a packed weight: it streams by faster, as fewer addresses
 // are looked up.
@@ -142,8 +62,6 @@ void stride_property(nb::class_<Structure>& in, const char* name, int64_t (Struc
 
 }  // namespace
 
-const char* variant_in_use() { return chosen->name; }
-
 void bind_kernels(nb::module_& m) {
   m.attr("FLOAT32") = static_cast<int>(FLOAT32);
   m.attr("BFLOAT16") = static_cast<int>(BFLOAT16);
@@ -157,20 +75,15 @@ void bind_kernels(nb::module_& m) {
       "variants",
       [] {
         std::vector<std::string> names;
-        for (const Kernels* each : supported()) names.emplace_back(each->name);
+        for (const Kernels* each : supported_variants()) names.emplace_back(each->name);
         return names;
       },
       "Return the variants that this processor can run, the fastest first.");
-  m.def("variant", [] { return std::string(chosen->name); }, "Return the variant in use.");
+  m.def("variant", [] { return std::string(variant_in_use().name); }, "Return the variant in use.");
   m.def(
       "use_variant",
       [](const std::string& name) {
-        for (const Kernels* each : supported())
-          if (name == each->name) {
-            chosen = each;
-            return;
-          }
-        throw nb::value_error("this processor cannot run that variant");
+        if (!use_variant(name)) throw nb::value_error("this processor cannot run that variant");
       },
       "name"_a, "Use a variant. Weights that were packed before are in the layout of another one.");
   m.def(
@@ -296,7 +209,7 @@ void bind_kernels(nb::module_& m) {
   m.def(
       "packed_bytes",
       [](int32_t type, int64_t outputs, int64_t inputs) {
-        return chosen->packed_bytes(type, outputs, inputs);
+        return variant_in_use().packed_bytes(type, outputs, inputs);
       },
       "type"_a, "outputs"_a, "inputs"_a, "Return the bytes of a packed weight.");
   m.def(
@@ -304,8 +217,8 @@ void bind_kernels(nb::module_& m) {
       [](int32_t type, Address weight, int64_t outputs, int64_t inputs, Address packed,
          int threads) {
         nb::gil_scoped_release release;
-        use_huge_pages(packed, chosen->packed_bytes(type, outputs, inputs));
-        chosen->pack(type, pointer(weight), outputs, inputs, pointer(packed), threads);
+        use_huge_pages(packed, variant_in_use().packed_bytes(type, outputs, inputs));
+        variant_in_use().pack(type, pointer(weight), outputs, inputs, pointer(packed), threads);
       },
       "type"_a, "weight"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a,
       "Pack a weight [outputs, inputs].");
@@ -314,9 +227,9 @@ void bind_kernels(nb::module_& m) {
       [](Address numbers, Address scales, int64_t outputs, int64_t inputs, Address packed,
          int threads) {
         nb::gil_scoped_release release;
-        use_huge_pages(packed, chosen->packed_bytes(INT4, outputs, inputs));
-        chosen->pack_int4(pointer<uint8_t>(numbers), pointer<uint16_t>(scales), outputs, inputs,
-                          pointer(packed), threads);
+        use_huge_pages(packed, variant_in_use().packed_bytes(INT4, outputs, inputs));
+        variant_in_use().pack_int4(pointer<uint8_t>(numbers), pointer<uint16_t>(scales), outputs,
+                                   inputs, pointer(packed), threads);
       },
       "numbers"_a, "scales"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a,
       "Pack numbers 0 to 15 with their steps and middles.");
@@ -325,8 +238,9 @@ void bind_kernels(nb::module_& m) {
       [](int32_t type, Address weight, int64_t outputs, int64_t inputs, Address packed,
          int threads) {
         nb::gil_scoped_release release;
-        use_huge_pages(packed, chosen->packed_bytes(INT8, outputs, inputs));
-        chosen->pack_int8(type, pointer(weight), outputs, inputs, pointer(packed), threads);
+        use_huge_pages(packed, variant_in_use().packed_bytes(INT8, outputs, inputs));
+        variant_in_use().pack_int8(type, pointer(weight), outputs, inputs, pointer(packed),
+                                   threads);
       },
       "type"_a, "weight"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a,
       "Round a weight to eight bits and pack it.");
@@ -335,7 +249,7 @@ void bind_kernels(nb::module_& m) {
       [](const Linear& layer, int32_t dtype, Address input, int64_t tokens, Address output,
          int threads) {
         nb::gil_scoped_release release;
-        chosen->linear(layer, dtype, pointer(input), tokens, pointer(output), threads);
+        variant_in_use().linear(layer, dtype, pointer(input), tokens, pointer(output), threads);
       },
       "layer"_a, "dtype"_a, "input"_a, "tokens"_a, "output"_a, "threads"_a,
       "Compute a linear layer.");
@@ -347,7 +261,7 @@ void bind_kernels(nb::module_& m) {
         pass.outputs = reinterpret_cast<void* const*>(outputs.data());
         pass.count = static_cast<int64_t>(layers.size());
         nb::gil_scoped_release release;
-        chosen->forward(pass, threads);
+        variant_in_use().forward(pass, threads);
       },
       "pass_"_a, "layers"_a, "outputs"_a, "threads"_a,
       "Compute layers one after the other; an output of 0 is not kept.");
@@ -355,15 +269,15 @@ void bind_kernels(nb::module_& m) {
       "attend",
       [](const Attention& attention, int threads) {
         nb::gil_scoped_release release;
-        chosen->attend(attention, threads);
+        variant_in_use().attend(attention, threads);
       },
       "attention"_a, "threads"_a, "Compute attention.");
   m.def(
       "rms_norm",
       [](int32_t dtype, Address input, Address weight, Address output, int64_t rows, int64_t width,
          float epsilon) {
-        chosen->rms_norm(dtype, pointer(input), pointer(weight), pointer(output), rows, width,
-                         epsilon);
+        variant_in_use().rms_norm(dtype, pointer(input), pointer(weight), pointer(output), rows,
+                                  width, epsilon);
       },
       "dtype"_a, "input"_a, "weight"_a, "output"_a, "rows"_a, "width"_a, "epsilon"_a,
       "Compute RMSNorm of rows [rows, width].");
@@ -371,15 +285,15 @@ void bind_kernels(nb::module_& m) {
       "rotate",
       [](int32_t dtype, Address input, Address cosines, Address sines, Address output, int64_t rows,
          int64_t heads, int64_t width) {
-        chosen->rotate(dtype, pointer(input), pointer(cosines), pointer(sines), pointer(output),
-                       rows, heads, width);
+        variant_in_use().rotate(dtype, pointer(input), pointer(cosines), pointer(sines),
+                                pointer(output), rows, heads, width);
       },
       "dtype"_a, "input"_a, "cosines"_a, "sines"_a, "output"_a, "rows"_a, "heads"_a, "width"_a,
       "Rotate halves of heads [rows, heads, width].");
   m.def(
       "swiglu",
       [](int32_t dtype, Address gate, Address up, Address output, int64_t count) {
-        chosen->swiglu(dtype, pointer(gate), pointer(up), pointer(output), count);
+        variant_in_use().swiglu(dtype, pointer(gate), pointer(up), pointer(output), count);
       },
       "dtype"_a, "gate"_a, "up"_a, "output"_a, "count"_a, "Multiply silu(gate) by up.");
 }

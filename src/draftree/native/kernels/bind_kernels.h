@@ -4,7 +4,4 @@
 
 namespace draftree {
 void bind_kernels(nanobind::module_& m);
-
-// Return the name of the variant in use.
-const char* variant_in_use();
-}  // namespace draftree
+}

@@ -5,23 +5,33 @@
 
 namespace draftree {
 
+void bind_score_ranking(nanobind::module_& m);
 void bind_tree_growth(nanobind::module_& m);
-void bind_tree_layout(nanobind::module_& m);
+void bind_node_selection(nanobind::module_& m);
+void bind_acceptance_calibration(nanobind::module_& m);
+void bind_pass_layout(nanobind::module_& m);
 void bind_tree_verification(nanobind::module_& m);
+void bind_cache_slots(nanobind::module_& m);
 void bind_node_table(nanobind::module_& m);
 void bind_merge_candidates(nanobind::module_& m);
-void bind_logistic(nanobind::module_& m);
-void bind_vocabulary_loops(nanobind::module_& m);
+void bind_hit_acceptance(nanobind::module_& m);
+void bind_logistic_regression(nanobind::module_& m);
+void bind_simd_loops(nanobind::module_& m);
 
 void bind_loops(nanobind::module_& m) {
   if (PyArray_ImportNumPyAPI() < 0) throw nanobind::python_error();
+  bind_score_ranking(m);
   bind_tree_growth(m);
-  bind_tree_layout(m);
+  bind_node_selection(m);
+  bind_acceptance_calibration(m);
+  bind_pass_layout(m);
   bind_tree_verification(m);
+  bind_cache_slots(m);
   bind_node_table(m);
   bind_merge_candidates(m);
-  bind_logistic(m);
-  bind_vocabulary_loops(m);
+  bind_hit_acceptance(m);
+  bind_logistic_regression(m);
+  bind_simd_loops(m);
 }
 
 }  // namespace draftree

@@ -7,7 +7,9 @@ namespace draftree {
 
 void bind_retrieval(nb::module_& m) {
   bind_suffix_matching(m);
+  bind_suffix_match_expansion(m);
   bind_suffix_array(m);
+  bind_continuation_trie(m);
   bind_ngrams(m);
   bind_mcts(m);
   bind_chains(m);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "reproducible_log_exp.h"
-#include "logistic.h"
+#include "logistic_regression.h"
 #include "suffix_array_search.h"
 #include "suffix_matching.h"
 

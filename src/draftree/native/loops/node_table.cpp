@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bind_loops.h"
-#include "tree_arguments.h"
+#include "node_table.h"
 
 namespace nb = nanobind;
 

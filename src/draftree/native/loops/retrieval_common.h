@@ -11,7 +11,9 @@
 namespace draftree {
 
 void bind_suffix_matching(nb::module_& m);
+void bind_suffix_match_expansion(nb::module_& m);
 void bind_suffix_array(nb::module_& m);
+void bind_continuation_trie(nb::module_& m);
 void bind_ngrams(nb::module_& m);
 void bind_mcts(nb::module_& m);
 void bind_chains(nb::module_& m);

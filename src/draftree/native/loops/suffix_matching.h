@@ -4,6 +4,8 @@
 
 namespace draftree {
 
+constexpr int64_t MAX_NODES = 512;  // draftree.tree.MAX_NODES
+
 // Bounds of a draft: `Limits` of suffix_matching.py.
 struct Limits {
   explicit Limits(nb::handle tuple)
@@ -54,5 +56,8 @@ inline Draft draft_of(const Grown& grown) {
 
 // The draft of the best matches of a text's end, in the text itself or in earlier outputs.
 Grown draft_after(const int32_t* text, int64_t end, const Outputs& memory, const Limits& limits);
+
+// A draft as Python reads it: `Draft` of suffix_matching.py.
+nb::tuple draft_tuple(const Grown& grown);
 
 }  // namespace draftree

@@ -1,5 +1,5 @@
-// Logistic regression that learns online: see logistic.py.
-#include "logistic.h"
+// Logistic regression that learns online: see logistic_regression.py.
+#include "logistic_regression.h"
 
 #include <nanobind/stl/tuple.h>
 
@@ -66,6 +66,6 @@ std::tuple<Out<double>, Out<double, 2>> newton(const In<double>& weights,
 
 }  // namespace
 
-void bind_logistic(nanobind::module_& m) { m.def("newton", &newton); }
+void bind_logistic_regression(nanobind::module_& m) { m.def("newton", &newton); }
 
 }  // namespace draftree

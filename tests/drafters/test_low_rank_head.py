@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.costs.cost_table import Costs
-from draftree.drafters.neural import candidate_head
-from draftree.drafters.neural.candidate_head import CandidateHead, decompose_head, factors
+from draftree.costs.step_costs import Costs
+from draftree.drafters.neural import low_rank_head
+from draftree.drafters.neural.low_rank_head import CandidateHead, decompose_head, factors
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.registry import build
@@ -82,7 +82,7 @@ def test_factors_are_computed_once_and_a_broken_file_is_made_again(
 ) -> None:
     calls = list[int]()
     counted = lambda rows, rank: calls.append(rank) or decompose_head(rows, rank)
-    monkeypatch.setattr(candidate_head, "decompose_head", counted)
+    monkeypatch.setattr(low_rank_head, "decompose_head", counted)
     first = factors(rows_of(), 4)
     again = factors(rows_of(), 4)
     assert calls == [4]
@@ -169,7 +169,7 @@ def test_a_mistake_in_the_choice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     """Candidates that are scored by the factors, or the smallest ones."""
     head = CandidateHead(rows_of(), D, 5, "edd")
     monkeypatch.setattr(head, "_rows", head._rows.flip(0))
-    monkeypatch.setattr(candidate_head, "CandidateHead", lambda *args: head)
+    monkeypatch.setattr(low_rank_head, "CandidateHead", lambda *args: head)
     states = torch.randn(1, D)
     logits, whole = head(states), states @ rows_of().T
     found = logits > -torch.inf

@@ -4,7 +4,7 @@
 
 namespace draftree {
 
-struct VocabularyLoops {
+struct SimdLoops {
   const char* name;
   // Write entropies [distributions] over the `top` likeliest tokens of log q [distributions,
   // tokens].

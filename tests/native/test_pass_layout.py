@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from draftree.kernels.pass_layout import draft_pass_layout, unfed_nodes
 from draftree.kernels.topk import likeliest
-from draftree.kernels.tree_layout import draft_pass_layout, unfed_nodes
 from draftree.tree import Candidates, DraftVocab, Tree
 
 

@@ -1,4 +1,4 @@
-// One Newton step of logistic regression: see kernels/logistic.py.
+// One Newton step of logistic regression: see kernels/logistic_regression.py.
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,6 @@
-"""Positions, visibility and mask of the tokens of a draft pass.
+"""Tokens, positions, visibility and mask of a pass over draft trees.
 
-Shapes: N nodes of a tree, F frontier nodes, B nodes fed before, P pending tokens, n tokens of a
+Shapes: N nodes, R sequences, F frontier nodes, B nodes fed before, P pending tokens, n tokens of a
 pass, m scratch slots, S slots.
 """
 
@@ -110,3 +110,41 @@ def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
         for j in range(deep):
             if seen[i, j]:
                 bits[i, length + j] = 0
+
+
+@native_as("packed")
+def pack_trees(
+    row: Array, tokens: Array, depth: Array, parents: Array, lengths: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the inputs of a pass over draft trees, sequence by sequence.
+
+    Nodes of a sequence keep their order.
+
+    Args:
+        row: [N] the sequence of each node.
+        tokens: [N] ids.
+        depth: [N] distance from the root.
+        parents: [N] −1 for roots; a parent comes before its children.
+        lengths: [R] number of committed tokens of each sequence.
+
+    Returns:
+        The index of each node in the pass [N]; ids [N] and positions [N] in the order of the pass;
+            the number of nodes of each sequence [R]; and the visibility matrices [n, n] of all
+            sequences, flattened one after another.
+    """
+    order = np.argsort(row, kind="stable")
+    place = np.empty(len(row), np.int64)
+    place[order] = np.arange(len(row))
+    counts = np.bincount(row, minlength=len(lengths))
+    seen, first = [], 0
+    for count in counts.tolist():
+        mine = np.zeros((count, count), np.bool_)
+        for i in range(count):
+            parent = parents[order[first + i]]
+            if parent >= 0:
+                mine[i] = mine[place[parent] - first]
+            mine[i, i] = True
+        seen.append(mine.ravel())
+        first += count
+    flat = np.concatenate([np.zeros(0, np.bool_), *seen])
+    return place, tokens[order], (lengths[row] + depth)[order], counts, flat

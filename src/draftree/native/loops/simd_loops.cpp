@@ -1,6 +1,6 @@
 // Loops over whole vocabularies for one instruction set: this file is compiled once for each, with
 // DRAFTREE_VARIANT its name.
-#include "vocabulary_loops.h"
+#include "simd_loops.h"
 
 #include "kernels.h"
 
@@ -478,8 +478,8 @@ void gumbel(const uint32_t* place, int64_t count, double* out) {
 #define DRAFTREE_TEXT_(name) #name
 #define DRAFTREE_TEXT(name) DRAFTREE_TEXT_(name)
 
-extern const VocabularyLoops DRAFTREE_NAMED(DRAFTREE_VARIANT);
-const VocabularyLoops DRAFTREE_NAMED(DRAFTREE_VARIANT) = {
+extern const SimdLoops DRAFTREE_NAMED(DRAFTREE_VARIANT);
+const SimdLoops DRAFTREE_NAMED(DRAFTREE_VARIANT) = {
     DRAFTREE_TEXT(DRAFTREE_VARIANT), entropies, largest, confidences, top_log_probs, gumbel};
 
 }  // namespace draftree

@@ -1,4 +1,4 @@
-"""Attention masks of training forwards; they equal the visibility in decoding.
+"""Attention masks of draft networks, in training and in decoding.
 
 Shapes: T tokens.
 """

@@ -9,9 +9,6 @@ Shapes: n tokens of a pass, D and E entries of a row before and after.
 """
 
 import copy
-import ctypes
-import mmap
-import sys
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, final
@@ -23,7 +20,7 @@ from transformers import PreTrainedModel
 
 from draftree.models.backend_names import Kernels
 from draftree.models.native_linear import NativeLinear, can_pack
-from draftree.utils.hardware import second_is_faster
+from draftree.utils.hardware import drop_pages, second_is_faster
 
 TIMED_BATCH_SIZES = (1, 8)
 """Pass widths at which kernels are timed: the width of plain decoding, and of a draft tree."""
@@ -33,8 +30,6 @@ MIN_WEIGHT_ENTRIES, MAX_TIMED_LAYERS = 1 << 16, 8
 `MAX_TIMED_LAYERS` is the number of layers of a shape that are timed in turn; together they exceed the
 processor's cache.
 """
-PAGEOUT = 21
-"""Linux's MADV_PAGEOUT, which drops pages of a mapped file without loss."""
 
 
 @final
@@ -147,23 +142,6 @@ def round_head(model: PreTrainedModel) -> None:
         embedding: Any = model.get_input_embeddings()
         if embedding.weight is not head.weight:
             drop_pages(head.weight)
-
-
-def drop_pages(weight: Tensor) -> None:
-    """Release the memory of a weight that is mapped from a file.
-
-    A later access reads the weight from the file again. A packed weight is then in memory once. A
-    weight that was converted while it was loaded is in no file and stays in memory twice.
-    """
-    size = mmap.PAGESIZE
-    begin, end = (
-        -(-weight.data_ptr() // size) * size,
-        (weight.data_ptr() + weight.nbytes) // size * size,
-    )
-    if sys.platform == "linux" and begin < end:
-        ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), PAGEOUT
-        )  # a failure is harmless
 
 
 def packable(weight: Tensor, bias: Tensor | None) -> bool:

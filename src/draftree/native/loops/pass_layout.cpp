@@ -1,16 +1,48 @@
-// The tokens of a draft step and its mask: see tree_layout.py.
+// Tokens, positions and visibility of a pass over draft trees: see pass_layout.py.
 #include <nanobind/stl/tuple.h>
 
-#include <cmath>
+#include <algorithm>
 #include <vector>
 
 #include "bind_loops.h"
-#include "tree_arguments.h"
+#include "contiguous_arrays.h"
 
 namespace nb = nanobind;
 
 namespace draftree {
 namespace {
+
+std::tuple<Out<int64_t>, Out<int64_t>, Out<int64_t>, Out<int64_t>, Out<bool>> packed(
+    const In<int64_t>& row, const In<int64_t>& tokens, const In<int64_t>& depth,
+    const In<int64_t>& parents, const In<int64_t>& lengths) {
+  const int64_t nodes = row.size(0), sequences = lengths.size(0);
+  auto counts = Out<int64_t>::full({sequences}, 0);
+  for (int64_t owner : row) counts[owner]++;
+  std::vector<int64_t> first(sequences), corner(sequences), next(sequences);
+  int64_t before = 0, seen_before = 0;
+  for (int64_t r = 0; r < sequences; r++) {
+    first[r] = next[r] = before;
+    corner[r] = seen_before;
+    before += counts[r];
+    seen_before += counts[r] * counts[r];
+  }
+  auto place = Out<int64_t>::empty({nodes});
+  auto ids = Out<int64_t>::empty({nodes});
+  auto positions = Out<int64_t>::empty({nodes});
+  auto seen = Out<bool>::full({seen_before}, false);
+  for (int64_t i = 0; i < nodes; i++) {
+    const int64_t owner = row[i], at = next[owner]++, count = counts[owner],
+                  line = at - first[owner];
+    place[i] = at;
+    ids[at] = tokens[i];
+    positions[at] = lengths[owner] + depth[i];
+    bool* mine = seen.data() + corner[owner];
+    if (parents[i] >= 0)
+      std::copy_n(mine + (place[parents[i]] - first[owner]) * count, count, mine + line * count);
+    mine[line * count + line] = true;
+  }
+  return {place, ids, positions, counts, seen};
+}
 
 std::tuple<Out<int64_t>, Out<int64_t>> unfed(const In<int64_t>& parents,
                                              const In<int64_t>& frontier, const In<int64_t>& fed) {
@@ -82,7 +114,8 @@ void hide(const Out<T, 2>& bits, const In<bool, 2>& seen, int64_t length, int64_
 
 }  // namespace
 
-void bind_tree_layout(nb::module_& m) {
+void bind_pass_layout(nb::module_& m) {
+  m.def("packed", &packed);
   m.def("unfed", &unfed);
   m.def("laid", &laid);
   m.def("hide", &hide<int16_t>);

@@ -14,7 +14,7 @@ from torch import nn
 from draftree import Request, Target
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models.kernel_linear import (
+from draftree.models.cpu_linear import (
     KernelLinear,
     Packed,
     is_onednn_faster,

@@ -6,34 +6,32 @@
 #include <limits>
 
 #include "contiguous_arrays.h"
-#include "bind_kernels.h"
+#include "variant_choice.h"
 #include "bind_loops.h"
-#include "kernels.h"
 #include "thread_team.h"
-#include "vocabulary_loops.h"
+#include "simd_loops.h"
 
 namespace nb = nanobind;
 
 namespace draftree {
 
-extern const VocabularyLoops loops_generic;
+extern const SimdLoops loops_generic;
 #if defined(__x86_64__)
-extern const VocabularyLoops loops_avx2, loops_avx512, loops_avx512_vnni, loops_avx512_bf16;
+extern const SimdLoops loops_avx2, loops_avx512, loops_avx512_vnni, loops_avx512_bf16;
 #if defined(DRAFTREE_HAS_AMX)
-extern const VocabularyLoops loops_amx;
+extern const SimdLoops loops_amx;
 #endif
 #endif
 
 namespace {
 
-const VocabularyLoops& vocabulary_loops() {
+const SimdLoops& simd_loops() {
 #if defined(DRAFTREE_HAS_AMX)
-  if (!std::strcmp(loops_amx.name, variant_in_use())) return loops_amx;
+  if (!std::strcmp(loops_amx.name, variant_in_use().name)) return loops_amx;
 #endif
 #if defined(__x86_64__)
-  for (const VocabularyLoops* each :
-       {&loops_avx512_bf16, &loops_avx512_vnni, &loops_avx512, &loops_avx2})
-    if (!std::strcmp(each->name, variant_in_use())) return *each;
+  for (const SimdLoops* each : {&loops_avx512_bf16, &loops_avx512_vnni, &loops_avx512, &loops_avx2})
+    if (!std::strcmp(each->name, variant_in_use().name)) return *each;
 #endif
   return loops_generic;
 }
@@ -42,7 +40,7 @@ Out<double> entropies(const In<float, 2>& log_q, int64_t top) {
   auto found = Out<double>::empty({log_q.size(0)});
   {
     nb::gil_scoped_release release;
-    vocabulary_loops().entropies(log_q.data(), log_q.size(0), log_q.size(1), top, found.data());
+    simd_loops().entropies(log_q.data(), log_q.size(0), log_q.size(1), top, found.data());
   }
   return found;
 }
@@ -51,7 +49,7 @@ Out<int64_t> largest(const In<int16_t, 2>& bits) {
   auto found = Out<int64_t>::empty({bits.size(0)});
   {
     nb::gil_scoped_release release;
-    vocabulary_loops().largest(bits.data(), bits.size(0), bits.size(1), found.data());
+    simd_loops().largest(bits.data(), bits.size(0), bits.size(1), found.data());
   }
   return found;
 }
@@ -60,8 +58,8 @@ Out<double> confidences(const In<double, 2>& x, const In<double, 2>& hidden,
                         const In<double>& hidden_bias, const In<double>& output,
                         double output_bias) {
   auto found = Out<double>::empty({x.size(1)});
-  vocabulary_loops().confidences(x.data(), x.size(0), x.size(1), hidden.data(), hidden_bias.data(),
-                                 hidden.size(0), output.data(), output_bias, found.data());
+  simd_loops().confidences(x.data(), x.size(0), x.size(1), hidden.data(), hidden_bias.data(),
+                           hidden.size(0), output.data(), output_bias, found.data());
   return found;
 }
 
@@ -70,7 +68,7 @@ Out<double> gumbel(const In<uint32_t>& place, int64_t count) {
   auto noise = Out<double>::empty({count});
   {
     nb::gil_scoped_release release;
-    vocabulary_loops().gumbel(place.data(), count, noise.data());
+    simd_loops().gumbel(place.data(), count, noise.data());
   }
   return noise;
 }
@@ -120,14 +118,14 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T
   auto log_q = Out<double, 2>::empty({rows, k});
   auto log_sums = Out<float>::empty({rows});
   struct Context {
-    const VocabularyLoops& loops;
+    const SimdLoops& loops;
     const T* logits;
     int64_t rows, width, k;
     int64_t* tokens;
     double* log_q;
     float* log_sums;
-  } context{vocabulary_loops(), logits.data(), rows,           width, k,
-            tokens.data(),      log_q.data(),  log_sums.data()};
+  } context{simd_loops(),  logits.data(), rows,           width, k,
+            tokens.data(), log_q.data(),  log_sums.data()};
   {
     nb::gil_scoped_release release;
     run_team(
@@ -146,8 +144,8 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T
 
 }  // namespace
 
-void bind_vocabulary_loops(nb::module_& m) {
-  m.def("vocabulary_variant", [] { return vocabulary_loops().name; });
+void bind_simd_loops(nb::module_& m) {
+  m.def("simd_variant", [] { return simd_loops().name; });
   m.def("entropies", &entropies);
   m.def("largest", &largest);
   m.def("confidences", &confidences);
