@@ -23,7 +23,7 @@ from transformers import Cache
 from typing_extensions import override
 
 from draftree.models.hf_runner import HFRunner
-from draftree.models.kv_collectors import PassThroughCache
+from draftree.models.one_pass_caches import PassThroughCache
 
 LOOK = 8
 """Steps between two looks of the host at what was written."""

@@ -20,7 +20,7 @@ from draftree.drafters.retrieval.chain_drafting import (
     find_successor,
     learn_chains,
 )
-from draftree.drafters.retrieval.suffix_matching import Limits, Outputs
+from draftree.drafters.retrieval.suffix_match_drafts import Limits, Outputs
 from draftree.kernels.hit_acceptance import LearningRates
 from draftree.native import REFERENCES, core
 from draftree.tree import Ints

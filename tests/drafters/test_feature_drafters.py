@@ -9,7 +9,7 @@ from drafting import perturbed, tokens_of
 from draftree.doctor import forward_parity
 from draftree.drafters.neural.draft_configs import of_values
 from draftree.drafters.neural.feature_drafter import PairDrafter
-from draftree.drafters.neural.layer_stack import Rotary
+from draftree.drafters.neural.rotary import Rotary
 from draftree.models.causal_lm import CausalLM
 from draftree.registry import build, part
 from draftree.target.target import Target

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftree.costs.step_costs import Costs
-from draftree.drafters.retrieval.suffix_matching import (
+from draftree.drafters.retrieval.suffix_match_drafts import (
     END,
     Limits,
     Outputs,

@@ -10,6 +10,7 @@ from draftree import native
 from draftree.kernels import (
     acceptance_calibration,
     cache_slots,
+    cost_curve,
     entropy,
     hit_acceptance,
     log_probs,
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels 
 MODULES = (
     acceptance_calibration,
     cache_slots,
+    cost_curve,
     entropy,
     hit_acceptance,
     log_probs,

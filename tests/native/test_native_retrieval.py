@@ -12,8 +12,8 @@ from draftree.drafters.retrieval.continuation_trie import PrefixTree
 from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of
 from draftree.drafters.retrieval.ngram_table import Grams
 from draftree.drafters.retrieval.suffix_array import join_documents, suffix_array
-from draftree.drafters.retrieval.suffix_match_expansion import PATH_TOKENS, RootText
-from draftree.drafters.retrieval.suffix_matching import Limits, Outputs
+from draftree.drafters.retrieval.suffix_match_drafts import Limits, Outputs
+from draftree.drafters.retrieval.suffix_node_expansion import PATH_TOKENS, RootText
 from draftree.native import REFERENCES, core
 from draftree.policies.mcts import Exploration, SentenceTree
 from draftree.tree import MAX_NODES, Tree

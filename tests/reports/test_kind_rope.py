@@ -13,7 +13,7 @@ from architectures import CROSSING, VOCAB, fresh, target
 from draftree.costs.step_costs import UNIT_COSTS
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.draft_configs import of_values
-from draftree.drafters.neural.layer_stack import Rotary
+from draftree.drafters.neural.rotary import Rotary
 from draftree.engine import Engine
 from draftree.registry import build as part
 from draftree.request import Request

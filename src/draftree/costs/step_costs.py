@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError, format_value
-from draftree.kernels.node_selection import between
+from draftree.kernels.cost_curve import between
 from draftree.metrics import Work
 from draftree.tree import Floats
 from draftree.utils.validated_dataclass import Part, is_finite, knob

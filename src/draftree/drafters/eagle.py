@@ -29,12 +29,13 @@ from draftree.drafters.neural.draft_configs import (
 from draftree.drafters.neural.draft_vocabulary import check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
-from draftree.drafters.neural.layer_stack import Rotary, apply_layers, initialise
+from draftree.drafters.neural.layer_stack import apply_layers, initialise
 from draftree.drafters.neural.losses import (
     predicting_positions,
     select_target_logits,
     soft_cross_entropy,
 )
+from draftree.drafters.neural.rotary import Rotary
 from draftree.drafters.neural.target_modules import TargetHead
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes

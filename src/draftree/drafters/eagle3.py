@@ -35,15 +35,17 @@ from draftree.drafters.neural.draft_vocabulary import (
 )
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet, select_pairs
-from draftree.drafters.neural.layer_stack import CACHE, Rotary, initialise
+from draftree.drafters.neural.layer_stack import CACHE, initialise
 from draftree.drafters.neural.losses import predicting_positions, soft_cross_entropy
 from draftree.drafters.neural.low_rank_head import CandidateHead
 from draftree.drafters.neural.native_drafter_layers import native_head, run_native, usable
+from draftree.drafters.neural.rotary import Rotary
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING_WEIGHT, LAYER_IDS
-from draftree.models.native_layers import LAST_LAYER, PairLayer, Pairs, PassOutputs
+from draftree.models.native_layers import LAST_LAYER, PassOutputs
+from draftree.models.pair_layer import PairLayer, Pairs
 from draftree.target.target import HiddenStateSpec, Target
 from draftree.tree import DraftVocab, Ints
 from draftree.utils.validated_dataclass import Presets, knob

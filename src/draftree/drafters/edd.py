@@ -24,7 +24,7 @@ from draftree.drafters.neural.draft_masks import additive, dual_block
 from draftree.drafters.neural.draft_vocabulary import expand_logits
 from draftree.drafters.neural.kv_cached_drafter import OneLayerDrafter
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.one_layer_model import (
+from draftree.drafters.neural.one_layer_of_target import (
     check_attends,
     copy_target_layer,
     has_own,

@@ -39,7 +39,7 @@ from draftree.drafters.neural.decoding_state import (
 from draftree.drafters.neural.draft_configs import of_values
 from draftree.drafters.neural.draft_masks import block_starts, earlier_blocks
 from draftree.drafters.neural.draft_vocabulary import check_size, expand_logits
-from draftree.drafters.neural.frontier_pass import lay_out
+from draftree.drafters.neural.frontier_layout import lay_out
 from draftree.drafters.neural.glide_model import Glimpse, GlimpseModel, View
 from draftree.drafters.neural.kv_cached_drafter import BorrowingDrafter, candidates_within_context
 from draftree.drafters.neural.losses import draft_loss, predicting_positions

@@ -38,7 +38,8 @@ from draftree.drafters.neural.head_drafter import (
     make_candidates,
 )
 from draftree.drafters.neural.head_drafter_on_device import HeadLayers
-from draftree.drafters.neural.layer_stack import Rotary, apply_layers, initialise
+from draftree.drafters.neural.layer_stack import apply_layers, initialise
+from draftree.drafters.neural.rotary import Rotary
 from draftree.errors import UserError
 from draftree.formats import config_entries
 from draftree.formats.checkpoint import Checkpoint, sizes

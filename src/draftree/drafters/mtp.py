@@ -28,7 +28,7 @@ from draftree.drafters.neural.draft_vocabulary import check_size
 from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.drafters.neural.feature_model_interface import PairNet
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.one_layer_model import check_attends
+from draftree.drafters.neural.one_layer_of_target import check_attends
 from draftree.drafters.neural.target_modules import TargetHead
 from draftree.errors import UserError
 from draftree.formats.checkpoint import WEIGHT_FILES, Checkpoint, sizes, tensor_names

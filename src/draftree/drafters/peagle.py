@@ -37,8 +37,9 @@ from draftree.drafters.neural.draft_vocabulary import (
 )
 from draftree.drafters.neural.feature_drafter import PairReader, PairState
 from draftree.drafters.neural.head_drafter import group_by_depth, make_candidates
-from draftree.drafters.neural.layer_stack import Rotary, apply_layers, initialise
+from draftree.drafters.neural.layer_stack import apply_layers, initialise
 from draftree.drafters.neural.losses import select_target_logits
+from draftree.drafters.neural.rotary import Rotary
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import CONFIG, Checkpoint, sizes

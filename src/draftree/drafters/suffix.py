@@ -8,14 +8,14 @@ import numpy as np
 from typing_extensions import override
 
 from draftree.drafters.base import Drafter, Method, select_slots, slots_or_all
-from draftree.drafters.retrieval.suffix_match_expansion import (
+from draftree.drafters.retrieval.suffix_match_drafts import Limits, Outputs
+from draftree.drafters.retrieval.suffix_node_expansion import (
     PATH_TOKENS,
     RootText,
     children,
     descendants,
     root_texts,
 )
-from draftree.drafters.retrieval.suffix_matching import Limits, Outputs
 from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, extend_texts, truncate_texts
 from draftree.models.kv_cache import SlotCache
 from draftree.sampling.draft_sampling import Drawing

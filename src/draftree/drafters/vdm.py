@@ -11,7 +11,7 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.draft_vocabulary import expand_logits
 from draftree.drafters.neural.kv_cached_drafter import LanguageModelDrafter, OneLayerDrafter
 from draftree.drafters.neural.losses import draft_loss, predicting_positions
-from draftree.drafters.neural.one_layer_model import (
+from draftree.drafters.neural.one_layer_of_target import (
     copy_target_layer,
     has_own,
     load_model,

@@ -3,17 +3,16 @@
 Shapes: N nodes, F frontier nodes, R sequences, W points of a curve.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from draftree.kernels.cost_curve import Curve, height
 from draftree.kernels.node_table import NodeTable
 from draftree.kernels.scalar_log_exp import exp, round_to_unit
 from draftree.kernels.score_ranking import falling, leading
 from draftree.native import Array, native, native_as
 
-Curve = tuple[Array, Array]
-"""A piecewise linear curve: [W] points in ascending order, and [W] the values there."""
 Scan = tuple[Array, int, float, float]
 Promise = tuple[Array, Array, float, float]
 
@@ -64,45 +63,6 @@ class DraftSuccess(NamedTuple):
     weights: Array
     recent: float
     beyond: float
-
-
-@native
-def height(at: Array, seconds: Array, t: float) -> Any:
-    """Return the value of a piecewise linear curve at `t`.
-
-    The curve is constant before the first point. After the last point it continues linearly, but
-    does not fall.
-
-    Args:
-        at: [W] the curve's points, ascending.
-        seconds: [W] the values at these points.
-        t: the point of interest.
-    """
-    last = len(at) - 1
-    if last == 0 or t <= at[0]:
-        return seconds[0]
-    i = last
-    while at[i - 1] > t:
-        i -= 1
-    slope = (seconds[i] - seconds[i - 1]) / (at[i] - at[i - 1])
-    if t >= at[last]:
-        return seconds[last] + max(slope, 0.0) * (t - at[last])
-    return seconds[i - 1] + slope * (t - at[i - 1])
-
-
-@native
-def between(at: Array, seconds: Array, tokens: Array) -> Array:
-    """Return the values [N] of a cost curve at several numbers of tokens; see `height`.
-
-    Args:
-        at: [W] the numbers of tokens at the curve's points, ascending.
-        seconds: [W] the seconds at these points.
-        tokens: [N] the numbers of tokens of interest.
-    """
-    found = np.empty(len(tokens))
-    for n, t in enumerate(tokens):
-        found[n] = height(at, seconds, t)
-    return found
 
 
 @native

@@ -25,9 +25,9 @@ from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
 from draftree.models.invariant_attention import register
 from draftree.models.kv_cache import LayerShape, SlotCache
-from draftree.models.kv_collectors import capture_first_kv
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_runner import NativeRunner
+from draftree.models.one_pass_caches import capture_first_kv
 from draftree.models.recurrent.cache_probe import StoredShapes
 from draftree.models.recurrent.state_cache import States
 from draftree.models.shape_buckets import ShapeBuckets

@@ -21,7 +21,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.models.backend_names import GROUPED
 from draftree.models.grouped_attention import MAX_GROUPED_TOKENS, attend_by_group
-from draftree.models.kv_collectors import PassThroughCache
 from draftree.models.llama_structure import (
     CHILDREN,
     STACK,
@@ -32,6 +31,7 @@ from draftree.models.llama_structure import (
     linears,
 )
 from draftree.models.numeric_agreement import differs_by_rounding, relative_distance
+from draftree.models.one_pass_caches import PassThroughCache
 
 COLLECTING_HOOKS = "transformers.utils.output_capturing"
 """The module of the hooks by which transformers collects hidden states."""

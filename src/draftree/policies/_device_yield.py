@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.kernels.cost_curve import Curve, between
 from draftree.kernels.log_exp import exp, log
-from draftree.kernels.node_selection import Curve, between
 from draftree.kernels.scalar_log_exp import LARGEST_EXPONENT, UNIT_ROUNDING
 from draftree.kernels.scalar_log_exp import log as log_of
 from draftree.policies._device_growth import DeviceGrowth, top_indices

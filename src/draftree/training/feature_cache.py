@@ -24,9 +24,9 @@ from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.kv_collectors import KVCollector
 from draftree.models.model_runner import Outputs
 from draftree.models.native_runner import NativeRunner
+from draftree.models.one_pass_caches import KVCollector
 from draftree.target.target import LAST, HiddenStateSpec, Target
 from draftree.training.distributed import Processes
 from draftree.utils.files import as_user_error, nearest_existing, replace_file

@@ -16,8 +16,8 @@ from transformers import DynamicCache
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
-from draftree.drafters.neural.block_inputs import compute_mask_outputs, make_slot_group
 from draftree.drafters.neural.block_model import Init, ParallelNet, select_fused_layers
+from draftree.drafters.neural.block_slots import make_slot_group
 from draftree.drafters.neural.decoding_state import SPARE_SLOTS, move_unread, truncate_unread
 from draftree.drafters.neural.draft_configs import COPIED_ENTRIES, make_one_layer_config
 from draftree.drafters.neural.draft_masks import block_starts
@@ -502,3 +502,44 @@ class ParallelDrafter(Trainable[BlockState]):
         )
         said = batch.tokens.gather(1, path.flatten(1)).view(-1, layout.drafts)
         return states, said
+
+
+def compute_mask_outputs(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tensor:
+    """Return the outputs [F, D] of masks that follow nodes [F].
+
+    A mask sees the tokens of its path and the committed tokens.
+
+    Args:
+        net: the network. Its slots must see only earlier slots, and each must predict the token at
+            its own place.
+        cache: the cache of the committed tokens; this pass adds no entries to it.
+        tree: the tree of the nodes.
+        nodes: [F] the nodes.
+    """
+    device, paths = cache.device, tree.ancestors[nodes]
+    read = np.flatnonzero(paths.any(0))
+    rows = np.concatenate((tree.row[read], tree.row[nodes]))
+    slots = np.zeros(len(rows), np.int64)
+    for row in np.unique(rows):
+        slots[rows == row] = np.arange((rows == row).sum())
+    n, starts = int(slots.max()) + 1, cache.lengths.copy()
+    tokens = np.full((cache.rows, n), net.layout.mask)
+    tokens[rows[: len(read)], slots[: len(read)]] = tree.tokens[read]
+    places = np.repeat(starts[:, None], n, axis=1)
+    places[rows, slots] += np.concatenate((tree.depth[read], tree.depth[nodes] + 1))
+    sees = np.zeros((cache.rows, n, n), np.bool_)
+    sees[:, np.arange(n), np.arange(n)] = True
+    i, j = np.nonzero(np.concatenate((tree.ancestors[np.ix_(read, read)], paths[:, read])))
+    sees[rows[i], slots[i], slots[j]] = True
+    writer = cache.writer(starts, n)
+    size = int(starts.max()) + n
+    keys = np.tile(np.arange(size), (cache.rows, 1))
+    there = np.repeat((keys < starts[:, None])[:, None], n, axis=1)
+    for row, start in enumerate(starts.tolist()):
+        keys[row, start : start + n] = places[row]
+        there[row, :, start : start + n] = sees[row]
+    out: Tensor = net(
+        *(torch.from_numpy(each).to(device) for each in (tokens, places, keys, there)), writer
+    )
+    at = len(read)
+    return out[torch.from_numpy(rows[at:]).to(device), torch.from_numpy(slots[at:]).to(device)]

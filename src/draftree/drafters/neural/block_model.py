@@ -23,7 +23,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from draftree.drafters.neural.draft_configs import of_values, stored_shape
 from draftree.drafters.neural.draft_masks import additive
 from draftree.drafters.neural.draft_vocabulary import vocabulary_from_offsets
-from draftree.drafters.neural.layer_stack import Rotary, apply_layers, initialise
+from draftree.drafters.neural.layer_stack import apply_layers, initialise
+from draftree.drafters.neural.rotary import Rotary
 from draftree.drafters.neural.target_modules import TargetHead
 from draftree.formats.block_drafters import EMBEDDING_WEIGHT, HEAD_WEIGHT, BlockDrafterConfig, Sight
 from draftree.target.target import Target

@@ -48,12 +48,12 @@ from draftree.drafters.neural.feature_drafter_on_device import (
     known_features,
 )
 from draftree.drafters.neural.feature_model_interface import PairNet
-from draftree.drafters.neural.frontier_pass import StepLayout, lay_out
-from draftree.drafters.neural.layer_stack import Rotary
+from draftree.drafters.neural.frontier_layout import StepLayout, lay_out
+from draftree.drafters.neural.rotary import Rotary
 from draftree.kernels.pass_layout import unfed_nodes
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kv_cache import LayerShape, SlotCache
-from draftree.models.kv_collectors import capture_first_kv
+from draftree.models.one_pass_caches import capture_first_kv
 from draftree.sampling.draft_sampling import Drawing, draw_candidates
 from draftree.target.target import CHUNK, HiddenStates
 from draftree.tree import AcceptResult, Candidates, Ints, Tree

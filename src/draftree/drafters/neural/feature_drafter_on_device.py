@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from draftree.drafters.neural.decoding_state import Decoding
 from draftree.drafters.neural.feature_model_interface import PairNet
-from draftree.drafters.neural.frontier_pass import Pick
+from draftree.drafters.neural.frontier_layout import Pick
 from draftree.drafters.neural.kv_cached_drafter_on_device import CachingLayers
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import Capture, Epilogue, InputTensors, OutputTensors, Weights

@@ -30,10 +30,10 @@ from draftree.drafters.neural.decoding_state import (
     select_sequences,
     truncate_unread,
 )
-from draftree.drafters.neural.frontier_pass import lay_out
+from draftree.drafters.neural.frontier_layout import lay_out
 from draftree.drafters.neural.kv_cached_drafter_on_device import DecoderLayers
 from draftree.drafters.neural.low_rank_head import CandidateHead
-from draftree.drafters.neural.one_layer_model import head_of, save_model
+from draftree.drafters.neural.one_layer_of_target import head_of, save_model
 from draftree.drafters.neural.shared_vocabulary import Shared
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.causal_lm import CausalLM

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.drafters.neural.decoding_state import NO_TOKENS, Decoding
-from draftree.drafters.neural.frontier_pass import Pick, lay_out
+from draftree.drafters.neural.frontier_layout import Pick, lay_out
 from draftree.drafters.neural.shared_vocabulary import Shared
 from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch

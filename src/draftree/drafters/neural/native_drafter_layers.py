@@ -26,14 +26,13 @@ from draftree.models.native_layers import (
     Angles,
     Head,
     NativeLayer,
-    PairLayer,
-    Pairs,
     PassOutputs,
     agrees,
     fits,
     run_layers,
 )
 from draftree.models.native_linear import NativeLinear, can_pack, rounds_drafters
+from draftree.models.pair_layer import PairLayer, Pairs
 from draftree.utils.hardware import drop_pages
 
 

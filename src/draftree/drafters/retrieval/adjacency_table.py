@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from draftree.drafters.retrieval.suffix_matching import Int32s
+from draftree.drafters.retrieval.suffix_match_drafts import Int32s
 from draftree.tree import Ints
 
 MISSING = -1

@@ -1,7 +1,7 @@
 """Draft chains from suffix matches and a corpus, for engines that verify one chain per request.
 
 After each token of a chain there are up to two candidates. One is the most likely continuation of
-the best matches in the text and in earlier outputs (`suffix_matching.py`). The other is the most
+the best matches in the text and in earlier outputs (`suffix_match_drafts.py`). The other is the most
 frequent successor in a corpus of the last few tokens (`suffix_array.py`). Acceptance is estimated
 by a logistic regression for each kind of candidate, and the better candidate continues the chain.
 The lengths of all chains of a batch are chosen together by the cost of their verification.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.drafters.retrieval.suffix_array import SEPARATOR, Corpus, search
-from draftree.drafters.retrieval.suffix_matching import (
+from draftree.drafters.retrieval.suffix_match_drafts import (
     Draft,
     Limits,
     Outputs,

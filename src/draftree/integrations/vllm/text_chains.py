@@ -23,7 +23,7 @@ from draftree.drafters.retrieval.chain_drafting import (
     draft_chains,
     learn_chains,
 )
-from draftree.drafters.retrieval.suffix_matching import Outputs
+from draftree.drafters.retrieval.suffix_match_drafts import Outputs
 from draftree.drafters.suffix import Suffix
 from draftree.integrations.vllm.chains import NO_TOKENS, Figures
 from draftree.integrations.vllm.requests import RequestStep, Slots

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.kv_cache import LayerShape
-from draftree.models.kv_collectors import PassThroughCache
 from draftree.models.model_config import STATEFUL, STATELESS
+from draftree.models.one_pass_caches import PassThroughCache
 from draftree.models.recurrent.replaced_functions import Stock, state_dtype
 from draftree.models.recurrent.state_cache import Key, StateShape
 

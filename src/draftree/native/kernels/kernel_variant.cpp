@@ -24,7 +24,7 @@ namespace {  // no function may be shared between instruction sets
 #include "attention_products.h"
 #include "attention.h"
 #include "amx_attention.h"
-#include "packed_attention.h"
+#include "pass_sequences.h"
 #include "layer_pass.h"
 
 // Call use(D) for a dtype.

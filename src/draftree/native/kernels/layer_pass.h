@@ -1,5 +1,5 @@
 // A pass through decoder layers of the Llama kind. The threads wait for each other between matrix
-// products. Included inside an anonymous namespace after packed_attention.h.
+// products. Included inside an anonymous namespace after pass_sequences.h.
 
 // The weight of a linear layer in a model's own dtype.
 template <class D>

@@ -7,6 +7,7 @@ namespace draftree {
 
 void bind_score_ranking(nanobind::module_& m);
 void bind_tree_growth(nanobind::module_& m);
+void bind_cost_curve(nanobind::module_& m);
 void bind_node_selection(nanobind::module_& m);
 void bind_acceptance_calibration(nanobind::module_& m);
 void bind_pass_layout(nanobind::module_& m);
@@ -16,12 +17,14 @@ void bind_node_table(nanobind::module_& m);
 void bind_merge_candidates(nanobind::module_& m);
 void bind_hit_acceptance(nanobind::module_& m);
 void bind_logistic_regression(nanobind::module_& m);
+void bind_topk(nanobind::module_& m);
 void bind_simd_loops(nanobind::module_& m);
 
 void bind_loops(nanobind::module_& m) {
   if (PyArray_ImportNumPyAPI() < 0) throw nanobind::python_error();
   bind_score_ranking(m);
   bind_tree_growth(m);
+  bind_cost_curve(m);
   bind_node_selection(m);
   bind_acceptance_calibration(m);
   bind_pass_layout(m);
@@ -31,6 +34,7 @@ void bind_loops(nanobind::module_& m) {
   bind_merge_candidates(m);
   bind_hit_acceptance(m);
   bind_logistic_regression(m);
+  bind_topk(m);
   bind_simd_loops(m);
 }
 

@@ -6,8 +6,8 @@
 namespace draftree {
 
 void bind_retrieval(nb::module_& m) {
-  bind_suffix_matching(m);
-  bind_suffix_match_expansion(m);
+  bind_suffix_match_drafts(m);
+  bind_suffix_node_expansion(m);
   bind_suffix_array(m);
   bind_continuation_trie(m);
   bind_ngrams(m);

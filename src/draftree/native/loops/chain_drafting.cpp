@@ -6,7 +6,7 @@
 #include "reproducible_log_exp.h"
 #include "logistic_regression.h"
 #include "suffix_array_search.h"
-#include "suffix_matching.h"
+#include "suffix_match_drafts.h"
 
 namespace draftree {
 namespace {

@@ -1,5 +1,4 @@
 // Nodes that pay for their verification or expansion: see node_selection.py.
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "bind_loops.h"
+#include "cost_curve.h"
 #include "descending_order.h"
 #include "node_table.h"
 #include "reproducible_log_exp.h"
@@ -19,26 +19,6 @@ namespace draftree {
 namespace {
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
-
-using Curve = std::pair<In<double>, In<double>>;
-
-double height(const In<double>& at, const In<double>& seconds, double t) {
-  const int64_t last = at.size(0) - 1;
-  if (last == 0 || t <= at[0]) return seconds[0];
-  int64_t i = last;
-  while (at[i - 1] > t) i--;
-  const double slope = (seconds[i] - seconds[i - 1]) / (at[i] - at[i - 1]);
-  if (t >= at[last]) return seconds[last] + larger_of(slope, 0.0) * (t - at[last]);
-  return seconds[i - 1] + slope * (t - at[i - 1]);
-}
-
-double height(const Curve& curve, double t) { return height(curve.first, curve.second, t); }
-
-Out<double> between(const In<double>& at, const In<double>& seconds, const In<double>& tokens) {
-  auto found = Out<double>::empty({tokens.size(0)});
-  for (int64_t n = 0; n < tokens.size(0); n++) found[n] = height(at, seconds, tokens[n]);
-  return found;
-}
 
 std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score,
                                                      const In<int64_t>& row, int64_t roots,
@@ -190,8 +170,6 @@ std::tuple<Out<int64_t>, double> worth_expanding(const NodeTable& tree, const In
 }  // namespace
 
 void bind_node_selection(nb::module_& m) {
-  m.def("height", nb::overload_cast<const In<double>&, const In<double>&, double>(&height));
-  m.def("between", &between);
   m.def("nodes_that_pay", &nodes_that_pay);
   m.def("worth_verifying", &worth_verifying);
   m.def("selected", &selected);

@@ -10,8 +10,8 @@
 
 namespace draftree {
 
-void bind_suffix_matching(nb::module_& m);
-void bind_suffix_match_expansion(nb::module_& m);
+void bind_suffix_match_drafts(nb::module_& m);
+void bind_suffix_node_expansion(nb::module_& m);
 void bind_suffix_array(nb::module_& m);
 void bind_continuation_trie(nb::module_& m);
 void bind_ngrams(nb::module_& m);

@@ -1,4 +1,4 @@
-// Loops over whole vocabularies for one instruction set: this file is compiled once for each, with
+// Vectorised loops for one instruction set: this file is compiled once for each, with
 // DRAFTREE_VARIANT its name.
 #include "simd_loops.h"
 

@@ -1,4 +1,5 @@
-// Loops over whole vocabularies, compiled for each instruction set; all give the same bits.
+// Vectorised loops over vocabularies, nodes and noise, compiled for each instruction set; all give
+// the same bits.
 #pragma once
 #include <cstdint>
 

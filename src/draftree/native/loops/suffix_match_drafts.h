@@ -6,7 +6,7 @@ namespace draftree {
 
 constexpr int64_t MAX_NODES = 512;  // draftree.tree.MAX_NODES
 
-// Bounds of a draft: `Limits` of suffix_matching.py.
+// Bounds of a draft: `Limits` of suffix_match_drafts.py.
 struct Limits {
   explicit Limits(nb::handle tuple)
       : longest(whole_field(tuple, 0)),
@@ -19,7 +19,7 @@ struct Limits {
   int64_t places;
 };
 
-// Earlier outputs: `Outputs` of suffix_matching.py.
+// Earlier outputs: `Outputs` of suffix_match_drafts.py.
 struct Outputs {
   explicit Outputs(nb::handle tuple)
       : tokens(contiguous(field<Shorts>(tuple, 0))),
@@ -57,7 +57,7 @@ inline Draft draft_of(const Grown& grown) {
 // The draft of the best matches of a text's end, in the text itself or in earlier outputs.
 Grown draft_after(const int32_t* text, int64_t end, const Outputs& memory, const Limits& limits);
 
-// A draft as Python reads it: `Draft` of suffix_matching.py.
+// A draft as Python reads it: `Draft` of suffix_match_drafts.py.
 nb::tuple draft_tuple(const Grown& grown);
 
 }  // namespace draftree

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafters.retrieval.suffix_matching import Draft, Int32s, Limits, Outputs, draft
+from draftree.drafters.retrieval.suffix_match_drafts import Draft, Int32s, Limits, Outputs, draft
 from draftree.kernels.node_table import NodeTable
 from draftree.native import native_as
 from draftree.tree import MAX_NODES, Floats, Ints

@@ -1,8 +1,8 @@
-// Drafts of suffix matches: see `drafters/retrieval/suffix_matching.py`.
+// Drafts of suffix matches: see `drafters/retrieval/suffix_match_drafts.py`.
 #include <algorithm>
 #include <cmath>
 
-#include "suffix_matching.h"
+#include "suffix_match_drafts.h"
 
 namespace draftree {
 namespace {
@@ -252,7 +252,7 @@ nb::tuple suffix_draft(const Array<int32_t, 1>& text, int64_t end, nb::handle ou
 
 }  // namespace
 
-void bind_suffix_matching(nb::module_& m) {
+void bind_suffix_match_drafts(nb::module_& m) {
   m.attr("MAX_NODES") = MAX_NODES;
   m.def("suffix_draft", &suffix_draft);
 }

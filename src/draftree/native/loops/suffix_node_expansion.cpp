@@ -1,10 +1,10 @@
-// Expansion of tree nodes by suffix matches: see `drafters/retrieval/suffix_match_expansion.py`.
+// Expansion of tree nodes by suffix matches: see `drafters/retrieval/suffix_node_expansion.py`.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "node_column_indices.h"
-#include "suffix_matching.h"
+#include "suffix_match_drafts.h"
 
 namespace draftree {
 namespace {
@@ -177,7 +177,7 @@ nb::tuple suffix_descendants(nb::list texts, const Ints& owners, nb::handle tree
 
 }  // namespace
 
-void bind_suffix_match_expansion(nb::module_& m) {
+void bind_suffix_node_expansion(nb::module_& m) {
   m.attr("PATH_TOKENS") = PATH_TOKENS;
   m.def("suffix_root_texts", &suffix_root_texts);
   m.def("suffix_children", &suffix_children);
