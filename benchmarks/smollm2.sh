@@ -4,12 +4,12 @@
 #     cd FOLDER; …/benchmarks/smollm2.sh [PART…]      # all parts by default
 #
 # FOLDER holds spec_bench.jsonl; the drafters are the shipped ones. OTHERS names folders of further drafters for the part
-# `drafters`, and CHATS a file of the model's answers for the datastores (`recipes/smollm2_training.py chats`). EACH is how
+# `chains`, and CHATS a file of the model's answers for the datastores (`recipes/smollm2_training.py chats`). EACH is how
 # many questions of a task are asked. Results are written to FOLDER, to be copied to benchmarks/results. τ and counted
 # speed-ups are replayed along texts that the model writes once; an interrupted part goes on. THREADS=1 lets two parts run
 # side by side, but for `costs` and what goes by the clock (`lookahead`): a quiet machine for those.
 #
-#   costs         seconds of a pass and of a draft step     drafters         chains of every drafter
+#   costs         seconds of a pass and of a draft step     chains           chains of five of every drafter
 #   policies_edd  policies with edd (ten of each task)      policies_eagle3  with eagle3 (ten)
 #   untrained     drafting without training (ten)           lookahead        that one, by passes of the model
 #   places        τ by place in the answer                  temperature      temperature 1, five of each task
@@ -46,11 +46,8 @@ cost() {  # the file with a drafter's costs, measured where it is not there
 cross() { for d in $1; do for p in $2; do echo "$d $p"; done; done; }
 
 replay() {  # NAME [OPTION…], and a line for each pair on standard input
-    local options=() known=" " drafter pair
-    while read -r pair; do
-        drafter=${pair% *} options+=(--pair "$pair")
-        [[ $known == *" $drafter "* ]] || { options+=(--costs "$(cost "$drafter" </dev/null)") known+="$drafter "; }
-    done
+    local options=() pair
+    while read -r pair; do options+=(--pair "$pair"); done
     draftree replay --suite tasks.jsonl --target smollm2 --recording recording "${options[@]}" "${@:2}" --out "smollm2_$1.json"
 }
 
@@ -62,11 +59,11 @@ stores() {  # datastores of the model's answers
     done
 }
 
-costs() { for d in $trained; do cost "$d"; done; }
+costs() { for d in edd eagle3; do cost "$d"; done; }
 ten=(--per-category 10)
-drafters() { cross "$trained suffix pld token_recycling" chain:length=5 | replay drafters; }
-policies_edd() { cross edd "$policies static:paths=smollm2/edd c2t:classifier=smollm2" | replay policies_edd "${ten[@]}"; }
-policies_eagle3() { cross eagle3 "$policies static:paths=smollm2/eagle3" | replay policies_eagle3 "${ten[@]}"; }
+chains() { cross "$trained suffix pld" chain:length=5 | replay chains; }
+policies_edd() { cross edd "$policies static:paths=smollm2/edd c2t:classifier=smollm2" | replay policies_edd --costs "$(cost edd)" "${ten[@]}"; }
+policies_eagle3() { cross eagle3 "$policies static:paths=smollm2/eagle3" | replay policies_eagle3 --costs "$(cost eagle3)" "${ten[@]}"; }
 untrained() {
     stores
     printf '%s\n' "pld chain:length=10" "suffix trie" "of-rest trie" "of-aded mcts" "pld+suffix trie" {edd,eagle3}"+suffix yield" |
@@ -80,5 +77,5 @@ places() {
         --category math_reasoning --category qa --stretch 20 --max-new-tokens 128 --out smollm2_places.json
 }
 suite
-[ $# -gt 0 ] || set -- costs drafters policies_edd policies_eagle3 untrained lookahead places temperature structured
+[ $# -gt 0 ] || set -- costs chains policies_edd policies_eagle3 untrained lookahead places temperature structured
 for part in "$@"; do "$part"; done

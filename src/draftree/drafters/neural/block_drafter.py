@@ -507,7 +507,9 @@ class ParallelDrafter(Trainable[BlockState]):
 def compute_mask_outputs(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tensor:
     """Return the outputs [F, D] of masks that follow nodes [F].
 
-    A mask sees the tokens of its path and the committed tokens.
+    A mask sees the tokens of its path and the committed tokens. Slots see only the slots before
+    them, so later masks do not change their outputs. One pass therefore reads a whole tree: its
+    tokens once, and a mask after each expanded node.
 
     Args:
         net: the network. Its slots must see only earlier slots, and each must predict the token at

@@ -1,10 +1,6 @@
-"""The input slots of a block: mask tokens after a root, or a path with a mask after each token.
+"""The input slots of a block in training: tokens and masks, and which slots each of them sees.
 
-If slots see only the slots before them, later masks do not change their outputs. So one pass reads
-a whole tree: its tokens once, and after every expanded node a mask that sees the node's path.
-
-Shapes: R slots, n slots of a pass, g slots of a root, F frontier nodes, D hidden size, S slots of
-the cache.
+Shapes: g slots of a root.
 """
 
 from dataclasses import dataclass

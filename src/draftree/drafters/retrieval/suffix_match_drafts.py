@@ -1,4 +1,4 @@
-"""Suffix matching in the running text and earlier outputs, and the draft from its frequencies.
+"""Drafts of suffix matches in the running text and in earlier outputs, by their frequencies.
 
 Of a suffix tree only the parts that the next draft reads are computed. The occurrences of the last
 p tokens are the leaves below that pattern's node. The search for the longest match also finds the
