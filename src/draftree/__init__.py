@@ -57,7 +57,7 @@ __all__ = [
 
 _MODULES = {
     "batch": ("Generation",),
-    "costs.cost_table": ("Costs",),
+    "costs.step_costs": ("Costs",),
     "engine": ("Engine", "load", "speculate"),
     "errors": ("DraftreeError", "UserError"),
     "request": ("Request",),

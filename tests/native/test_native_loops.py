@@ -1,31 +1,15 @@
 """Each loop in C++ gives the bits of the Python function that it replaces, also for NaN, infinities, ties and empty arrays."""
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from draftree import native
-from draftree.kernels import (
-    acceptance_calibration,
-    cache_slots,
-    cost_curve,
-    entropy,
-    hit_acceptance,
-    log_probs,
-    logistic_regression,
-    merge_candidates,
-    node_classifier,
-    node_selection,
-    node_table,
-    pass_layout,
-    philox,
-    score_ranking,
-    topk,
-    tree_growth,
-    tree_verification,
-)
+from draftree import kernels, native
+from draftree.kernels import node_selection, node_table, score_ranking
 from draftree.kernels.acceptance_calibration import RetrievalNote
 from draftree.kernels.hit_acceptance import HitRates, JudgedNodes, LearningRates
 from draftree.kernels.node_selection import DraftPrice, DraftSuccess, PassPrice
@@ -33,25 +17,8 @@ from draftree.kernels.node_table import NodeTable
 from draftree.kernels.tree_growth import CandidateTable
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
-MODULES = (
-    acceptance_calibration,
-    cache_slots,
-    cost_curve,
-    entropy,
-    hit_acceptance,
-    log_probs,
-    logistic_regression,
-    merge_candidates,
-    node_classifier,
-    node_selection,
-    node_table,
-    pass_layout,
-    philox,
-    score_ranking,
-    topk,
-    tree_growth,
-    tree_verification,
-)
+for module in pkgutil.iter_modules(kernels.__path__):  # each adds its functions to the references
+    importlib.import_module(f"{kernels.__name__}.{module.name}")
 SEEDS = range(40)
 Arguments = tuple[Any, ...]
 Random = np.random.Generator

@@ -11,9 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from draftree.costs.step_costs import CONSTANTS, Costs, Curve, interpolate
+from draftree.costs.step_costs import CONSTANTS, Costs, interpolate
 from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError, format_value
+from draftree.kernels.cost_curve import Curve
 from draftree.metrics import Work
 from draftree.utils.files import Entries, read_object, write_text
 
@@ -38,7 +39,7 @@ class CostTable:
     about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a table without entries or with incompatible entries."""
+        """Refuse a table without entries."""
         if not self.entries:
             raise UserError("costs: there are no entries, at least one is needed")
 

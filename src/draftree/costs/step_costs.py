@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from draftree.costs.step_timings import StepTimes
 from draftree.errors import UserError, format_value
-from draftree.kernels.cost_curve import between
+from draftree.kernels.cost_curve import Curve, between
 from draftree.metrics import Work
 from draftree.tree import Floats
 from draftree.utils.validated_dataclass import Part, is_finite, knob
@@ -30,8 +30,6 @@ MAX_SECONDS = sys.float_info.max
 CONSTANTS = ("commit", "find", "catch_up", "overhead")
 """Names of the costs that do not depend on the number of tokens."""
 SecondsByWidth = Mapping[int, float] | Mapping[float, float]
-Curve = tuple[Floats, Floats]
-"""A curve: [W] numbers of tokens in ascending order, and [W] seconds."""
 
 
 def _is_in(value: Any, most: float) -> bool:

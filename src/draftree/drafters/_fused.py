@@ -5,8 +5,7 @@ that another part finds gets the acceptance that such finds had so far, and the 
 share what is left: with nothing found the candidates are the guide's own. Without a guide, all
 parts' finds are judged.
 
-Shapes: R slots, P parts, F frontier nodes, K candidates, X features, C distinct candidates of all
-nodes.
+Shapes: R slots, P parts, F frontier nodes, K candidates, X features.
 """
 
 from collections.abc import Mapping, Sequence

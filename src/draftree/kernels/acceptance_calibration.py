@@ -1,8 +1,9 @@
-"""Estimate the acceptance of candidates, and collect examples to calibrate the estimates.
+"""Estimate the acceptance of candidates, and collect examples of acceptance and draft steps.
 
 The functions run in C++ or NumPy.
 
-Shapes: N nodes, F frontier nodes, K candidates, R sequences, S sources, X features, E examples.
+Shapes: N nodes, F frontier nodes, K candidates, R sequences, S sources, X features, E and M
+examples, A nodes after which retrieval searched.
 """
 
 import math

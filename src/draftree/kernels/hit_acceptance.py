@@ -1,6 +1,6 @@
 """Estimate the acceptance of retrieval hits in a fused drafter, and learn it from verified hits.
 
-Shapes: F frontier nodes, K hits, R sequences, X features.
+Shapes: F frontier nodes, K hits, R sequences, X features, n accepted nodes with the roots.
 """
 
 from collections.abc import Sequence

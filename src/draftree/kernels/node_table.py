@@ -1,6 +1,6 @@
 """The nodes of draft trees as columns: select nodes, and compute their ancestor matrix.
 
-Shapes: N nodes, M of them that are kept.
+Shapes: N nodes, F nodes to choose from, R sequences.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Tokens, positions, visibility and mask of a pass over draft trees.
 
-Shapes: N nodes, R sequences, F frontier nodes, B nodes fed before, P pending tokens, n tokens of a
-pass, m scratch slots, S slots.
+Shapes: N nodes, R sequences, F frontier nodes, B nodes fed before, M nodes not fed yet, P pending
+tokens, n tokens of a pass, m scratch slots, S slots.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Top-k tokens of logits, in bfloat16 without conversion to float32.
+"""The likeliest token of logits in bfloat16, and the k likeliest in float32 or float64.
 
 Shapes: N rows, F distributions, V tokens, K likeliest ones.
 """

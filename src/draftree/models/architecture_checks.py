@@ -16,7 +16,6 @@ from draftree.models.model_config import (
     STATEFUL,
     STATELESS,
     cache_argument,
-    has_recurrent_state,
     stored_quantization,
 )
 from draftree.models.recurrent.replaced_functions import NAMES
@@ -134,3 +133,14 @@ def shared_rounding(config: PreTrainedConfig) -> str | None:
             f"{told}, which is measured in that pass; allowed is one for each token, or a fixed one"
         )
     return None
+
+
+def has_recurrent_state(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
+    """Return whether a model with such a config has layers with a recurrent state.
+
+    Only the config and the class are inspected.
+    """
+    types = getattr(config, "layer_types", None)
+    return (
+        any(t in STATEFUL for t in types) if types else bool(getattr(kind, "_is_stateful", False))
+    )

@@ -5,7 +5,7 @@ memory's speed, and in float32 a pass over eight tokens takes up to twice as lon
 token. With a weight packed in blocks, eight tokens take about as long as one. Which kernel is
 faster depends on the processor and the shape, so both are timed here, and the result is saved.
 
-Shapes: n tokens of a pass, D and E entries of a row before and after.
+Shapes: D and E entries of a row before and after, V′ selected outputs of an LM head.
 """
 
 import copy

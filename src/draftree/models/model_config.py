@@ -1,11 +1,11 @@
-"""Read entries of a model's config, and name the types of layers and of rotary embeddings in it."""
+"""Read a model's config: types of layers and rotary embeddings, and the cache argument."""
 
 import inspect
 import warnings
 from collections.abc import Container
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from draftree.errors import DraftreeWarning, format_value
 
@@ -56,17 +56,6 @@ def _has(kind: type[PreTrainedConfig], name: str) -> bool:
         return hasattr(kind(), name)
     except Exception:  # a class without defaults
         return False
-
-
-def has_recurrent_state(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
-    """Return whether a model with such a config has layers with a recurrent state.
-
-    Only the config and the class are inspected.
-    """
-    types = getattr(config, "layer_types", None)
-    return (
-        any(t in STATEFUL for t in types) if types else bool(getattr(kind, "_is_stateful", False))
-    )
 
 
 def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:

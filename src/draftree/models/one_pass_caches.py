@@ -1,4 +1,4 @@
-"""Caches for one pass that record the keys, values or states that a layer would store.
+"""Caches for one pass over whole texts: one stores nothing, the others collect keys and values.
 
 Shapes: R rows, n tokens of each, H key-value heads.
 """

@@ -1,6 +1,6 @@
 """A decoder layer that reads pairs of token embeddings and features, as EAGLE-3's does.
 
-Shapes: R slots, n tokens a slot, D hidden size.
+Shapes: R slots, n tokens a slot, S slots of the cache, H hidden size, D entries of a head.
 """
 
 from abc import ABC

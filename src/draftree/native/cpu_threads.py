@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from draftree.native import core as core
+from draftree.native import core
 
 CGROUPS = Path("/sys/fs/cgroup")
 

@@ -1,8 +1,8 @@
-"""Native kernels of transformer layers: GEMM, attention, norms, RoPE, gates, whole passes.
+"""Native kernels of transformer layers: pack weights, compute linear layers, norms and gates.
 
 The kernels are C++ (`kernels/`); without them `core` is None, and models run on PyTorch.
 
-Shapes: N tokens, K inputs and E outputs of a linear layer.
+Shapes: K inputs and E outputs of a linear layer, D entries of a vector.
 """
 
 import threading

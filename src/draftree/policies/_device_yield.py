@@ -1,4 +1,4 @@
-"""Grow the trees of `yield` on the device; the device version of `kernels/tree_growth.py`.
+"""Grow the trees of `yield` on the device; the device version of `kernels/node_selection.py`.
 
 The numbers of layers, of expanded nodes and of verified nodes are bounded before the step, by those
 of recent steps. Within these bounds the device stops where a layer does not pay; everything after

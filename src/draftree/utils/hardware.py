@@ -1,4 +1,4 @@
-"""Identify the hardware, time work in interleaved rounds, and locate cached measurements."""
+"""Identify the hardware, time work in interleaved rounds, and release memory of weights."""
 
 import ctypes
 import hashlib

@@ -5,8 +5,8 @@ tokens come in as keys and values alone, which each layer computes of the target
 states, fused; these are cached, and of a block nothing is kept. All candidates of a step follow
 from that one pass, for any tree of drafts.
 
-Shapes: R slots, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M blocks, L
-layers, D hidden size, V′ (draft) vocabulary, S slots of the cache.
+Shapes: R slots, n slots of a block, H key-value heads, D hidden size, D′ that of the target, V and
+V′ (draft) vocabulary, S slots of the cache.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Attention masks of draft networks, in training and in decoding.
 
-Shapes: T tokens.
+Shapes: B batch, T tokens, R slots, n tokens or pairs of a pass, S slots of the cache.
 """
 
 import numpy as np

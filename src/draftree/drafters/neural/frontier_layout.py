@@ -1,6 +1,6 @@
 """Layout of a drafter's pass over the frontier's nodes.
 
-Shapes: R slots, n tokens of a pass, F frontier nodes.
+Shapes: R slots, n tokens of a padded pass, N tokens of a packed pass, F frontier nodes.
 """
 
 from collections.abc import Callable

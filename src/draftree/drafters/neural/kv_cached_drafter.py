@@ -1,6 +1,6 @@
-"""Base class of drafters that are transformers with a KV cache of their own.
+"""Base classes of drafters that are transformers with a KV cache of their own.
 
-Shapes: R slots, n tokens a slot, V vocabulary.
+Shapes: F frontier nodes, M of them within the context, V′ draft vocabulary.
 """
 
 from collections.abc import Sequence

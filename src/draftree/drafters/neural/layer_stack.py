@@ -1,4 +1,4 @@
-"""Run the layers of a small draft network one after the other, with their rotary embedding.
+"""Initialise the layers of a small draft network, and run them one after the other.
 
 Shapes: R slots, n tokens a slot, S slots, D hidden size.
 """

@@ -5,7 +5,7 @@ row, W − 1 μᵀ ≈ U A, with U [V, r] and A [r, D]: the best approximation o
 for all tokens, so the largest entries of U (A h) are likely those of W h. U has r / D of the head's
 weights. Rare tokens stay possible, unlike with a draft vocabulary; q is over the candidates alone.
 
-Shapes: N states, D hidden size, V vocabulary, r rank, m candidates.
+Shapes: D hidden size, V vocabulary, r rank, m candidates.
 """
 
 import hashlib

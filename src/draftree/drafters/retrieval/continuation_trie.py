@@ -1,4 +1,4 @@
-"""Tries of the continuations of a match.
+"""Tries of the continuations of a match, and the context of a tree's node.
 
 Shapes: M matches, L tokens of a continuation, N nodes of a trie, E of a tree, C tokens of a
 context, F trie nodes, K children.

@@ -1,7 +1,6 @@
 """Expand tree nodes from suffix matches of the text and of other drafters' tokens.
 
-Shapes: T texts, N nodes of a tree, F frontier nodes, K candidates, M nodes that something is found
-after.
+Shapes: T texts, F frontier nodes, K candidates, M nodes that something is found after.
 """
 
 import math

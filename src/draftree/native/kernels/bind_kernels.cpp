@@ -9,6 +9,7 @@
 #endif
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"

@@ -1,5 +1,5 @@
 // The sequences of a packed pass: which tokens are theirs, and how threads share their attention.
-// Included inside an anonymous namespace after attention.h.
+// Included inside an anonymous namespace after amx_attention.h.
 
 // Return N, the tokens of all sequences.
 inline int64_t tokens_of(const Pass& pass) {

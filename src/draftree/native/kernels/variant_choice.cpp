@@ -1,4 +1,5 @@
-// The choice among the variants of the kernels: see variant_choice.h.
+// The choice among the variants of the kernels, and the processor's maker: see variant_choice.h
+// and kernels.h.
 #include "variant_choice.h"
 
 #if defined(__x86_64__)

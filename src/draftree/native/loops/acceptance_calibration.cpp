@@ -1,4 +1,4 @@
-// Estimates of the acceptance of candidates: see acceptance_calibration.py.
+// Acceptance of candidates, and examples to learn it: see acceptance_calibration.py.
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
@@ -9,7 +9,6 @@
 #include "bind_loops.h"
 #include "node_table.h"
 #include "reproducible_log_exp.h"
-#include "score_ranking.h"
 
 namespace nb = nanobind;
 

@@ -5,21 +5,6 @@
 
 namespace draftree {
 
-void bind_score_ranking(nanobind::module_& m);
-void bind_tree_growth(nanobind::module_& m);
-void bind_cost_curve(nanobind::module_& m);
-void bind_node_selection(nanobind::module_& m);
-void bind_acceptance_calibration(nanobind::module_& m);
-void bind_pass_layout(nanobind::module_& m);
-void bind_tree_verification(nanobind::module_& m);
-void bind_cache_slots(nanobind::module_& m);
-void bind_node_table(nanobind::module_& m);
-void bind_merge_candidates(nanobind::module_& m);
-void bind_hit_acceptance(nanobind::module_& m);
-void bind_logistic_regression(nanobind::module_& m);
-void bind_topk(nanobind::module_& m);
-void bind_simd_loops(nanobind::module_& m);
-
 void bind_loops(nanobind::module_& m) {
   if (PyArray_ImportNumPyAPI() < 0) throw nanobind::python_error();
   bind_score_ranking(m);

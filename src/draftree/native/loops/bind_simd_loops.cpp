@@ -8,6 +8,7 @@
 #include "contiguous_arrays.h"
 #include "variant_choice.h"
 #include "bind_loops.h"
+#include "kernels.h"
 #include "thread_team.h"
 #include "simd_loops.h"
 

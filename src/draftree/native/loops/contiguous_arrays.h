@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace draftree {
 
@@ -131,6 +133,15 @@ using Out = NumpyArray<T, N>;
 // Return the larger or smaller number as Python does: the first one where they do not compare.
 inline double larger_of(double a, double b) { return b > a ? b : a; }
 inline double smaller_of(double a, double b) { return b < a ? b : a; }
+
+using Numbers = std::vector<int64_t>;
+
+// Return an array with the same numbers.
+inline Out<int64_t> array_of(const Numbers& numbers) {
+  auto array = Out<int64_t>::empty({static_cast<int64_t>(numbers.size())});
+  std::copy(numbers.begin(), numbers.end(), array.begin());
+  return array;
+}
 
 }  // namespace draftree
 

@@ -2,7 +2,6 @@
 #include "cost_curve.h"
 
 #include "bind_loops.h"
-#include "reproducible_log_exp.h"
 
 namespace nb = nanobind;
 

@@ -1,8 +1,9 @@
-// Logistic regression that learns online: see logistic_regression.py.
+// One Newton step of logistic regression: see logistic_regression.py.
 #include "logistic_regression.h"
 
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 

@@ -1,6 +1,8 @@
 // The search of `policies/mcts.py`.
 #include <cmath>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "retrieval_common.h"
 

@@ -1,7 +1,7 @@
 // Columns and paths of a draft tree: see node_table.py.
 #include <nanobind/stl/tuple.h>
 
-#include <cmath>
+#include <algorithm>
 #include <vector>
 
 #include "bind_loops.h"

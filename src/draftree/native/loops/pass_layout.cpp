@@ -1,4 +1,4 @@
-// Tokens, positions and visibility of a pass over draft trees: see pass_layout.py.
+// Tokens, positions, visibility and mask of a pass over draft trees: see pass_layout.py.
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>

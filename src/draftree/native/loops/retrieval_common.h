@@ -1,10 +1,9 @@
-// What the retrieval loops share. Each function is described by its Python twin of the same name.
+// What the retrieval loops share, and the functions that bind them.
 #pragma once
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "strided_arrays.h"
 

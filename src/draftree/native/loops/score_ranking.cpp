@@ -41,12 +41,6 @@ std::pair<Numbers, Numbers> rank(const int64_t* rows, const double* score, int64
 
 }  // namespace
 
-Out<int64_t> array_of(const Numbers& numbers) {
-  auto array = Out<int64_t>::empty({static_cast<int64_t>(numbers.size())});
-  std::copy(numbers.begin(), numbers.end(), array.begin());
-  return array;
-}
-
 Numbers lead(const int64_t* rows, const double* score, int64_t count, int64_t k) {
   Numbers found;
   if (count <= PARTIAL_SORT_FACTOR * k || !count) {

@@ -7,11 +7,6 @@
 
 namespace draftree {
 
-using Numbers = std::vector<int64_t>;
-
-// Return an array with the same numbers.
-Out<int64_t> array_of(const Numbers& numbers);
-
 // Return the k best of each row, by row and falling score; of equal scores the first ones.
 Numbers lead(const int64_t* rows, const double* score, int64_t count, int64_t k);
 

@@ -21,7 +21,6 @@ namespace nb = nanobind;
 
 template <class T, int N>
 struct Array {
-  using Type = T;
   T* data = nullptr;
   int64_t shape[N] = {};
   int64_t stride[N] = {};  // in elements
@@ -36,15 +35,12 @@ struct Array {
   T& operator()(int64_t i, int64_t j, int64_t k) const {
     return data[i * stride[0] + j * stride[1] + k * stride[2]];
   }
-  T* begin_row(int64_t i) const { return data + i * stride[0]; }
 };
 
 using Ints = Array<const int64_t, 1>;
 using Ints2 = Array<const int64_t, 2>;
 using Reals = Array<const double, 1>;
 using Reals2 = Array<const double, 2>;
-using Flags = Array<const bool, 1>;
-using Flags2 = Array<const bool, 2>;
 using Shorts = Array<const int32_t, 1>;
 
 // Return whether a format of the buffer protocol stands for numbers like T; their size is compared

@@ -1,5 +1,7 @@
 // Search in a corpus by its suffix array: see `drafters/retrieval/suffix_array.py`.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "suffix_array_search.h"
 

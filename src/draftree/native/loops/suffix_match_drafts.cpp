@@ -1,6 +1,6 @@
 // Drafts of suffix matches: see `drafters/retrieval/suffix_match_drafts.py`.
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "suffix_match_drafts.h"
 

@@ -1,5 +1,8 @@
 // Drafts of suffix matches, for the loops that read them.
 #pragma once
+#include <cstdint>
+#include <vector>
+
 #include "retrieval_common.h"
 
 namespace draftree {

@@ -1,4 +1,5 @@
-// Growth of a draft tree: see tree_growth.py for what each function does.
+// Appends candidates to a draft tree: see tree_growth.py.
+#include <algorithm>
 #include <limits>
 
 #include "bind_loops.h"

@@ -29,9 +29,7 @@ std::tuple<Out<int64_t>, Out<int64_t>, Out<int64_t>> followed(const In<int64_t>&
     ends[root] = static_cast<int64_t>(found.size());
     last[root] = chosen[node];
   }
-  auto whole = Out<int64_t>::empty({static_cast<int64_t>(found.size())});
-  std::copy(found.begin(), found.end(), whole.begin());
-  return {whole, ends, last};
+  return {array_of(found), ends, last};
 }
 
 }  // namespace
