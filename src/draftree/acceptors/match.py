@@ -25,7 +25,9 @@ from draftree.tree import AcceptResult, Draw, Tree
 @final
 @dataclass(frozen=True)
 class Match(Acceptor):
-    """Exact for any tree at any temperature; the default for sampling.
+    """Draw the target's token after each node, and go on to the child with that token.
+
+    It is exact for any tree at any temperature, and the default for sampling.
 
     Attributes:
         coupled: whether drafters draw candidates with the noise of the target's own draw. Otherwise

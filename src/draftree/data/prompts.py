@@ -189,9 +189,14 @@ def warn_without_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def render_chats(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str, Any]) -> Any:
-    """Render a chat, or each chat of a list, with values for the template, and return the ids.
+    """Return the ids of a chat, or of each chat of a list, rendered with values for the template.
 
-    Without values, return the chats unchanged.
+    If there are no values, the chats are returned unchanged, and are rendered later.
+
+    Args:
+        tokenizer: the tokenizer, whose chat template is used.
+        chats: one chat, or a list of chats.
+        values: further variables of the template by name.
 
     Raises:
         UserError: the template refuses the values or a chat.

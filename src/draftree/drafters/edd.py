@@ -50,7 +50,7 @@ class EDD(TrainableMethod):
         hidden_layer: index in transformers' `hidden_states` of the soft prompt. −4 is the output of
             layer L − 4, counted from 0, which is the fourth-to-last layer of the paper (section
             4.3.1). `auto` is decided when training begins: it selects the output of the highest
-            layer, from L − 4 down, whose attention is not dead (`draftree.attention`).
+            layer, from L − 4 down, whose attention is not dead (`target.attention_strength`).
         loss: `kl`, the KL divergence from the target (eq. 4), or `ce`, the cross-entropy with the
             text (the ablation of Table 3).
         min_block: shortest block of the dual-block mask.
@@ -136,7 +136,7 @@ class EDD(TrainableMethod):
     def living(layers: Sequence[Attending]) -> int:
         """Return the index in `hidden_states` that `auto` selects.
 
-        It is that of the highest layer whose attention is not dead (see `draftree.attention`). If
+        It is that of the highest layer whose attention is not dead (see `target.attention_strength`). If
         the attention of all layers is dead, it is the index used in the paper.
         """
         top = max(len(layers) - 4, 0)

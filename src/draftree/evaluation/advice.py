@@ -104,10 +104,12 @@ def advise(
     seed: int = 0,
     tell: Tell = ignore_progress,
 ) -> Verdict:
-    """Choose a pairing by counted costs on one half of the requests, and time it on the other.
+    """Choose a drafter and a policy on one half of the requests, and time them on the other.
+
+    The choice is made by estimated seconds: the work of each step times the measured costs.
 
     Args:
-        engines: engines by pairing, with fixed costs.
+        engines: an engine for each pair of drafter and policy, with fixed costs.
         requests: greedy requests, at least `MIN_PROMPTS`.
         seed: seed of the bootstrap for the intervals.
         tell: called with the number of finished requests.

@@ -101,7 +101,10 @@ def assemble_result(
 def texts_of(
     work: Bench, done: Sequence[Mapping[Cell, PromptResult]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the first `STORED_TEXTS` texts of plain decoding by temperature, token by token."""
+    """Return the first `STORED_TEXTS` texts of plain decoding, as lists by temperature.
+
+    An entry has the prompt's text (`prompt`) and the text of each new token (`pieces`).
+    """
     tokenizer = work.target.tokenizer
     spelt = Spellings(tokenizer)
     return {

@@ -197,7 +197,7 @@ class GrowStep:
     Attributes:
         plan: the shape of the trees.
         layer: the depth of the children.
-        recorded: how tokens are chosen.
+        recorded: the choice of tokens that the captured pass was recorded with.
     """
 
     plan: DeviceGrowth
@@ -286,7 +286,7 @@ def grow(
         roots: [R] token ids of the roots.
         depth: [R] the depth limit of each sequence's tree; −1 for slots without a root.
         starts: [R] the positions of the roots in the target's cache.
-        recorded: how tokens are chosen.
+        recorded: the choice of tokens that the captured pass was recorded with.
         keyed: the keyed noise, if tokens are drawn.
         mark: called after each layer has been queued on the device.
     """

@@ -402,12 +402,13 @@ class _Budget:
 
     @classmethod
     def of(cls, costs: Costs, rows: int, memory: Learned) -> "_Budget":
-        """Return the price of time and the remaining time at the beginning of a step.
+        """Return the price of time at the beginning of a step, and the time that it may still cost.
 
         Args:
             costs: the costs of the step.
             rows: R, the number of sequences.
-            memory: the policy's memory, from which the rate λ and the remaining regret are read.
+            memory: the policy's memory, which has the rate λ and how far a run may still fall
+                behind plain decoding.
         """
         return cls(
             costs, rows, memory.rate(costs, rows), memory.remaining_regret(rows) * costs.token
