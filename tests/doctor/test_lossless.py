@@ -451,7 +451,11 @@ def test_the_command_shows_a_table_and_one_last_line(
     status, out, err = draftree(
         "doctor", "--lossless", *SMALL, "--acceptor", "match", "--acceptor", "rejection"
     )
-    assert (status, err) == (0, "")
+    assert status == 0
+    announced = (
+        "draftree: 2 texts in 3 ways, and plain decoding: at most about"  # on a slow machine
+    )
+    assert all(line.startswith(announced) for line in err.splitlines())
     said = "lossless: 6 of 6 texts the same as plain decoding's, 1 of 1 frequency tests passed"
     assert out.splitlines()[-1] == said
     for word in (
