@@ -136,8 +136,9 @@ class EDD(TrainableMethod):
     def living(layers: Sequence[Attending]) -> int:
         """Return the index in `hidden_states` that `auto` selects.
 
-        It is that of the highest layer whose attention is not dead (see `target.attention_strength`). If
-        the attention of all layers is dead, it is the index used in the paper.
+        It is that of the highest layer whose attention is not dead (see
+        `target.attention_strength`). If the attention of all layers is dead, it is the index used
+        in the paper.
         """
         top = max(len(layers) - 4, 0)
         return next((i for i in range(top, -1, -1) if not layers[i].dead), top) + 1

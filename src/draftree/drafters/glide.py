@@ -108,8 +108,8 @@ class GLIDE(TrainableMethod):
             if negative. Earlier draft layers read the target layers directly below. The paper reads
             the top layers (l = N_T − N_D + m), and lower ones in its figure 7. `auto` is decided
             when training begins: it selects, in the upper third of the target, the layer whose
-            attention adds most to the residual stream (`target.attention_strength`), because in some
-            targets the top layers attend to hardly anything.
+            attention adds most to the residual stream (`target.attention_strength`), because in
+            some targets the top layers attend to hardly anything.
         phase: number of tokens by which the first block of a training text is shortened. With 0
             blocks begin at multiples of their length, as in the paper (section 4.1). `random` is
             drawn for each sample, because in decoding a block begins anywhere.

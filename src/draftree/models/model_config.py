@@ -40,7 +40,10 @@ def entry(config: PreTrainedConfig, name: str) -> Any:
     value, kind = getattr(config, name, None), type(config)
     if not value or _has(kind, name) or not kind.__module__.startswith("transformers."):
         return value
-    told = f"the target's config has {name} {format_value(value)}, which a {config.model_type} has not: it is not used"
+    told = (
+        f"the target's config has {name} {format_value(value)}, "
+        f"which a {config.model_type} has not: it is not used"
+    )
     warnings.warn(told, DraftreeWarning, stacklevel=4)
     return None
 

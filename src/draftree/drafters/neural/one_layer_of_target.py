@@ -117,7 +117,8 @@ def check_attends(method: str, decoder: CausalLM) -> None:
             "no layer of its kind has attention and keeps no state",
         )
         raise UserError(
-            f"{method}: {name} is not supported: {told}; medusa, hydra, eagle and eagle3 draft for any target"
+            f"{method}: {name} is not supported: {told}; "
+            "medusa, hydra, eagle and eagle3 draft for any target"
         )
 
 
@@ -168,7 +169,8 @@ def load_model(
     for kind in ("missing_keys", "unexpected_keys"):
         if names := sorted(map(str, info[kind])):
             raise UserError(
-                f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}"
+                f"'{folder}' does not hold exactly a '{method}': "
+                f"{kind.replace('_', ' ')}: {', '.join(names[:4])}"
             )
     loaded: PreTrainedModel = model
     return loaded

@@ -1,9 +1,10 @@
 """Draft chains from suffix matches and a corpus, for engines that verify one chain per request.
 
 After each token of a chain there are up to two candidates. One is the most likely continuation of
-the best matches in the text and in earlier outputs (`suffix_match_drafts.py`). The other is the most
-frequent successor in a corpus of the last few tokens (`suffix_array.py`). Acceptance is estimated
-by a logistic regression for each kind of candidate, and the better candidate continues the chain.
+the best matches in the text and in earlier outputs (`suffix_match_drafts.py`). The other is the
+most frequent successor in a corpus of the last few tokens (`suffix_array.py`). Acceptance is
+estimated by a logistic regression for each kind of candidate, and the better candidate continues
+the chain.
 The lengths of all chains of a batch are chosen together by the cost of their verification.
 
 One call drafts for a whole batch. The time of a call matters, because the engine waits for it in

@@ -55,11 +55,6 @@ bool may_use_tiles() {
 }
 #endif
 
-const Kernels*& chosen() {
-  static const Kernels* variant = supported_variants().front();
-  return variant;
-}
-
 }  // namespace
 
 // The instruction cpuid is asked itself: __builtin_cpu_supports finds nothing in builds by zig.
@@ -94,12 +89,18 @@ std::vector<const Kernels*> supported_variants() {
   return found;
 }
 
-const Kernels& variant_in_use() { return *chosen(); }
+namespace {
+
+const Kernels* chosen = supported_variants().front();
+
+}  // namespace
+
+const Kernels& variant_in_use() { return *chosen; }
 
 bool use_variant(const std::string& name) {
   for (const Kernels* each : supported_variants())
     if (name == each->name) {
-      chosen() = each;
+      chosen = each;
       return true;
     }
   return false;

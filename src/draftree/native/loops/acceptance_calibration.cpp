@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "bind_loops.h"
@@ -14,8 +13,6 @@ namespace nb = nanobind;
 
 namespace draftree {
 namespace {
-
-constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
 std::tuple<Out<double, 2>, Out<double>> values(
     const In<double, 2>& log_q, const In<int64_t, 2>& sources, const In<double, 2>& weights,

@@ -15,8 +15,6 @@ namespace nb = nanobind;
 namespace draftree {
 namespace {
 
-constexpr double INFINITE = std::numeric_limits<double>::infinity();
-
 double odds(double log_q, double certain) {
   const double q = smaller_of(larger_of(exp_of(log_q), certain), 1 - certain);
   return log_of(q) - log_of(1 - q);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "bind_loops.h"
@@ -14,8 +13,6 @@ namespace nb = nanobind;
 
 namespace draftree {
 namespace {
-
-constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
 std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<int64_t, 2>> merge(
     const In<int64_t, 2>& tokens, const In<double, 2>& log_q, const In<double, 2>& value,

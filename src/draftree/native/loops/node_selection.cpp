@@ -2,7 +2,6 @@
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -17,8 +16,6 @@ namespace nb = nanobind;
 
 namespace draftree {
 namespace {
-
-constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
 std::tuple<Out<int64_t>, Out<double>> nodes_that_pay(const In<double>& score,
                                                      const In<int64_t>& row, int64_t roots,

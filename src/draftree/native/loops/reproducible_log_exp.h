@@ -8,6 +8,8 @@
 
 namespace draftree {
 
+constexpr double INFINITE = std::numeric_limits<double>::infinity();
+
 template <class To, class From>
 inline To same_bits(From x) {
   static_assert(sizeof(To) == sizeof(From));
@@ -32,7 +34,7 @@ inline double exp_of(double x) {
 
 // Return the natural logarithm of a normal number; -infinity for 0, NaN for what is below 0.
 inline double log_of(double x) {
-  constexpr double LN2 = 0.6931471805599453, INFINITE = std::numeric_limits<double>::infinity();
+  constexpr double LN2 = 0.6931471805599453;
   constexpr int64_t ROOT = 0x3FE6A09E667F3BCD;
   constexpr int TERMS = 9;
   if (!(x > 0 && x < INFINITE)) {

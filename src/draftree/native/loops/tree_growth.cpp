@@ -1,16 +1,14 @@
 // Appends candidates to a draft tree: see tree_growth.py.
 #include <algorithm>
-#include <limits>
 
 #include "bind_loops.h"
 #include "node_table.h"
+#include "reproducible_log_exp.h"
 
 namespace nb = nanobind;
 
 namespace draftree {
 namespace {
-
-constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
 // `candidates` is a `CandidateTable`.
 nb::object appended(const NodeTable& nodes, const In<int64_t>& frontier, nb::handle candidates,
