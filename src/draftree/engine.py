@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -587,8 +587,11 @@ class Engine(Hinting, metaclass=_Loads):
             request = asked.request(self.target, ids_of(self.tokenizer, prompt), number)
             stops = asked.stops(self.tokenizer)
         check_requests([request], self.target)
-        check_exact(self.policy, self.acceptor or Match(), [request])
-        return self.scheduler.submit(request, Reading(self.target.tokenizer_or_none, stops))
+        acceptor = self.acceptor or Match()
+        check_exact(self.policy, acceptor, [request])
+        figures = replace(self._stats(acceptor, [request]), lossy=acceptor.lossy)
+        reading = Reading(self.target.tokenizer_or_none, stops)
+        return self.scheduler.submit(request, reading, figures)
 
     def step(self) -> list[Update]:
         """Run one step of all submitted requests and return the new tokens of each request.
@@ -630,9 +633,12 @@ class Engine(Hinting, metaclass=_Loads):
                 self._scheduler = Scheduler(self, self._lock)
             return self._scheduler
 
+    def set_evaluation_mode(self) -> bool:
+        """Put the target into evaluation mode, and return whether it was in training mode."""
+        return set_evaluation_mode(self.target)
+
     def scheduled_parts(self) -> tuple[Components, State]:
         """Return the parts that run submitted requests, and their learnt state."""
-        set_evaluation_mode(self.target)
         acceptor = self.acceptor or Match()
         parts = Components(self.target, self.drafter, self.policy, acceptor, self.step_costs)
         return parts, State(self.carried, self.learned.get(self._lesson_key(acceptor)))

@@ -5,11 +5,13 @@ import json
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import draftree as library
+from draftree.text.completion import Writing
 
 Command = Callable[..., tuple[int, str, str]]
 PARTS = ("--drafter", "edd", "--policy", "chain:length=2", "-n", "12")
@@ -95,3 +97,28 @@ def test_a_port_that_is_taken(draftree: Command) -> None:
         status, _, err = draftree("serve", "demo", "--port", other.getsockname()[1])
     assert status == 2
     assert "another program listens there" in err
+
+
+def test_a_message_in_another_encoding_is_named(
+    monkeypatch: pytest.MonkeyPatch, draftree: Command
+) -> None:
+    bytes_in = io.TextIOWrapper(io.BytesIO("café\n".encode("latin-1")), "utf-8")
+    monkeypatch.setattr(sys, "stdin", bytes_in)
+    status, out, err = draftree("chat", "demo", *PARTS)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "the message is not valid utf-8" in err
+
+
+def test_an_interrupted_answer_belongs_to_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = library.load("demo", "edd", "chain:length=2").conversation(max_new_tokens=12)
+    stream = talk.stream("How many legs do 3 dogs have?")
+    shown = next(stream).text
+
+    def interrupt(_: Writing) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writing, "step", interrupt)
+    with suppress(KeyboardInterrupt):
+        for token in stream:
+            shown += token.text
+    assert [message["content"] for message in talk.messages[1:]] == [shown]

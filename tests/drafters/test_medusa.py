@@ -138,6 +138,18 @@ def test_the_loss_is_that_of_each_learnt_token_and_head(distil: float) -> None:
     assert drafter.loss(batch).item() == pytest.approx(wanted.item() / 5, rel=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_a_text_shorter_than_the_heads_reach_is_learnt_by_the_first_ones(length: int) -> None:
+    t = target("llama")
+    drafter = drafter_of(t, heads=5)
+    tokens = np.stack(texts([length], np.random.default_rng(3)))
+    batch = forward_parity.batch_of(t, drafter, tokens)
+    learn = torch.ones(1, length, dtype=torch.bool)
+    batch = Batch(batch.tokens, learn, batch.hidden, {}, only(batch), batch.generators, 5.0)
+    loss = drafter.loss(batch).item()
+    assert loss > 0 if length > 2 else loss == 0
+
+
 def only(batch: Batch) -> Callable[[Tensor], Tensor]:
     logits = after_all(batch)
     return lambda at: logits[at]

@@ -347,9 +347,25 @@ def test_processes_that_share_a_file_keep_what_both_have_learnt(tmp_path: Path) 
         other.learn("target", PassShape(16), 0.08)
     one.save()
     other.save()
-    both = learner(path).models["target"]
-    assert both.seconds(PassShape(1)) == pytest.approx(0.04, rel=0.1)
-    assert both.seconds(PassShape(16)) == pytest.approx(0.08, rel=0.1)
+    for each in (other, one, other, one, one):
+        each.save()
+        both = learner(path).models["target"]
+        assert both.seconds(PassShape(1)) == pytest.approx(0.04, rel=0.1)
+        assert both.seconds(PassShape(16)) == pytest.approx(0.08, rel=0.1)
+
+
+def test_an_exchange_without_new_timings_makes_nothing_more_certain(tmp_path: Path) -> None:
+    path, places = tmp_path / "costs.json", (PassShape(1), PassShape(4), PassShape(16))
+    one, other = learner(path), learner(path)
+    for each in (one, other):
+        each.learn("target", PassShape(1), 0.04)
+        each.learn("target", PassShape(1), 0.04)
+        each.save()
+    before = learner(path).models["target"].correction.deviation(places)
+    for each in (one, other) * 5:
+        each.save()
+    after = learner(path).models["target"].correction.deviation(places)
+    assert (after >= 0.9 * before).all()
 
 
 def test_writers_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:

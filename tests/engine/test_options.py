@@ -64,6 +64,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"min_new_tokens": 9, "max_new_tokens": 8},
         "min_new_tokens is 9, allowed is at most max_new_tokens, 8",
     ),
+    (
+        {"min_new_tokens": 200},
+        "min_new_tokens is 200, allowed is at most max_new_tokens, 128",
+    ),
     ({"stop": ["a", ""]}, "stop is ['a', ''], allowed is texts of at least one character"),
     ({"stop": "\ufffd"}, "U+FFFD none of them"),
     ({"beginning": [1.5]}, "beginning is [1.5], allowed is a text, or ids"),
@@ -298,3 +302,13 @@ def test_all_of_them_are_functions_that_leave_their_input(target: Target) -> Non
             "a function of its input"
         )
         assert torch.equal(scores, given), "which it leaves as it is"
+
+
+def test_the_least_number_of_tokens_is_compared_with_the_length_that_counts() -> None:
+    target = tiny_target(context=512)
+    asked = Options(max_length=400, min_new_tokens=200)
+    assert asked.request(target, [4]).max_new_tokens == 399
+    with pytest.raises(
+        UserError, match="min_new_tokens is 200, allowed is at most max_length less the prompt, 150"
+    ):
+        asked.request(target, [4] * 250)

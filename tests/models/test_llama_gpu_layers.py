@@ -20,6 +20,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from draftree import Request, Target, load
@@ -52,6 +53,7 @@ OTHERS = {
     "scaled logits": GraniteConfig(**SIZES, logits_scaling=8.0),
     "norms after": Olmo2Config(**SIZES),
     "parallel": CohereConfig(**SIZES),
+    "a middle layer without rotation": SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
     "partial rotation": LlamaConfig(
         **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     ),

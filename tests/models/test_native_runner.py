@@ -66,6 +66,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED[:2]},
     ),
+    "some without rotation": (
+        "smollm3",
+        {"no_rope_layers": [1, 0], "pad_token_id": 0, "bos_token_id": 1},
+    ),
+    "the first without rotation": (
+        "smollm3",
+        {"no_rope_layers": [0, 1], "pad_token_id": 0, "bos_token_id": 1},
+    ),
     "one head for all": ("llama", {"num_key_value_heads": 1}),
     "wide heads": ("llama", {"head_dim": 96}),
     "fused": ("phi3", {"pad_token_id": 0}),

@@ -87,6 +87,16 @@ def test_requests_that_follow_on_one_engine(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CROSSING)
+def test_submitted_requests_share_no_prefixes_across_the_switch(name: str) -> None:
+    own = engine(name)
+    own.set_limits(prefix_block=2)
+    for length in (SWITCH - 4, SWITCH + 6, SWITCH - 4):
+        handle = own.submit(Request(TEXT[:length], 6))
+        assert handle.result().tokens == reference(name, tuple(TEXT[:length]), 6)
+        assert handle.cached_tokens == 0
+
+
+@pytest.mark.parametrize("name", CROSSING)
 @pytest.mark.parametrize("drafter", ["suffix", "eagle", "vdm", "edd", "dflash"])
 def test_other_drafters_across_the_switch(name: str, drafter: str) -> None:
     to = target(name)

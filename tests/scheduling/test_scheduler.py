@@ -2,6 +2,7 @@
 
 import gc
 import resource
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import torch
 from transformers import LogitsProcessor
 
 from draftree.costs.step_costs import Costs
+from draftree.drafting.step import RECENT
 from draftree.engine import Engine, load
 from draftree.errors import UserError
 from draftree.models.causal_lm import CausalLM
@@ -21,10 +23,12 @@ from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
-from draftree.registry import names, part
+from draftree.registry import build, names, part
 from draftree.request import Request
+from draftree.sampling.keyed_noise import Keyed
 from draftree.sampling.params import Sampling
 from draftree.scheduling.handle import Entry, Handle
+from draftree.scheduling.prefix_cache import PrefixStore
 from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from hybrids import hybrid
@@ -299,6 +303,105 @@ def test_the_drafter_keeps_what_it_has_learnt() -> None:
     assert later.result().tokens == first.result().tokens
     assert later.stats.accepted > first.stats.accepted
     assert engine.write([request]).stats.acceptance_length > first.stats.acceptance_length
+
+
+def test_calls_after_each_other_have_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that remembers drafts the last text, which must not be tested with the same draws."""
+    engine = replace(engine_of("suffix", Chain(2)), acceptor=build("acceptor", "multiround"))
+    request, numbers = Request([1, 2, 3], 5, sampling=Sampling(1.0, seed=4)), list[int]()
+    made = Keyed.__init__
+
+    def note(self: Keyed, seeds: Any, requests: Any, positions: Any, calls: Any = None) -> None:
+        numbers.append(int(calls[0]))
+        made(self, seeds, requests, positions, calls)
+
+    monkeypatch.setattr(Keyed, "__init__", note)
+    found = list[set[int]]()
+    for again in range(6):
+        numbers.clear()
+        if again in (1, 4):
+            engine.write([request])
+        else:
+            engine.submit(request).result()
+        found.append(set(numbers))
+        if again == 2:
+            engine.set_limits(max_sequences=2)
+    assert all(len(one) == 1 for one in found)
+    assert len(set.union(*found)) == 6
+
+
+def test_a_submitted_text_says_that_it_is_lossy() -> None:
+    for acceptor, lossy in (("typical", True), ("match", False)):
+        engine = replace(engine_of("suffix"), acceptor=build("acceptor", acceptor))
+        request = Request([1, 2, 3], 12, sampling=Sampling(1.0, seed=4))
+        stats = engine.submit(request).result().stats
+        alone = engine.write([request]).stats
+        assert (stats.lossy, stats.acceptor, stats.draw) == (lossy, acceptor, alone.draw)
+        assert stats.deepest == alone.deepest
+        assert not engine.submit(replace(request, max_new_tokens=1)).result().stats.lossy
+
+
+def test_prompts_of_old_weights_are_forgotten() -> None:
+    engine = engine_of(prefix_block=2)
+    request = Request(list(range(1, 10)), 6)
+    first = engine.submit(request).result().tokens
+    model = engine.target.decoder.model
+    model.train()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(-1.5)
+    handle = engine.submit(request)
+    with pytest.warns(UserWarning, match="training mode"):
+        second = handle.result().tokens
+    assert handle.cached_tokens == 0
+    assert second == engine.plain([request]).tokens[0] != first
+
+
+def test_the_next_tree_is_planned_from_recent_steps() -> None:
+    engine = engine_of("suffix")
+    engine.submit(Request([1, 2, 1, 2, 1], 24))
+    kept = list[int]()
+    while engine.step():
+        if engine.scheduler.batch is not None:
+            kept.append(len(engine.scheduler.batch[1].stats.work))
+    assert max(kept) > 1
+    assert max(kept) <= RECENT
+
+
+def test_a_waiting_request_may_be_cancelled_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the queue and its first request, another thread may have emptied it."""
+    engine = engine_of(max_sequences=2)
+    running = engine.submit(Request([1, 2, 3], 12))
+    engine.step()
+    waiting = engine.submit(Request([4, 5], 3))
+    counted = type(engine.scheduler).running.fget
+    assert counted is not None
+
+    def cancel_and_count(scheduler: Any) -> int:
+        if sys._getframe(1).f_code.co_name == "_admit":
+            engine.cancel(waiting)
+        return int(counted(scheduler))
+
+    monkeypatch.setattr(type(engine.scheduler), "running", property(cancel_and_count))
+    assert running.result().tokens == engine.plain([running.request]).tokens[0]
+    assert waiting.status == "cancelled"
+
+
+def test_a_request_whose_beginning_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(max_sequences=2)
+    running = engine.submit(Request([1, 2, 3], 12))
+    engine.step()
+    begin = PrefixStore.begin
+
+    def fail(self: PrefixStore, prompt: Any, target: Target) -> Any:
+        if list(prompt) == [4, 5]:
+            raise RuntimeError("no memory")
+        return begin(self, prompt, target)
+
+    monkeypatch.setattr(PrefixStore, "begin", fail)
+    bad = engine.submit(Request([4, 5], 3))
+    assert running.result().tokens == engine.plain([running.request]).tokens[0]
+    assert (running.status, bad.status) == ("finished", "failed")
 
 
 class Raises(LogitsProcessor):

@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,8 +25,9 @@ import draftree
 from draftree.engine import Engine, usual_drafter, usual_policy
 from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
+from draftree.serving.app import StreamedAnswer, events
 from draftree.serving.options import Limits, ServeOptions
-from draftree.serving.worker import IDLE_SECONDS
+from draftree.serving.worker import IDLE_SECONDS, Worker
 from draftree.target.target_names import smollm2_file
 from serving import Apart, Running, served, served_apart
 
@@ -600,6 +603,164 @@ def test_a_client_that_goes_away_frees_its_place(server: Running, http: httpx.Cl
     with pytest.raises(httpx.ReadTimeout):  # not streamed
         http.post("/v1/chat/completions", json=body | {"stream": False}, timeout=0.2)
     wait_until_idle(server)
+
+
+def test_a_client_that_is_gone_before_the_first_event_frees_its_place() -> None:
+    closed = list[bool]()
+
+    class Answered:
+        job = SimpleNamespace(close=lambda: closed.append(True))
+
+    async def send(message: Any) -> None:
+        raise OSError("the connection is closed")
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def serve() -> None:
+        scope = {"type": "http", "asgi": {"spec_version": "2.0"}}
+        with suppress(Exception):
+            await StreamedAnswer(Answered())(scope, receive, send)  # type: ignore[arg-type]
+
+    asyncio.run(serve())
+    assert closed == [True]
+
+
+def test_a_failure_while_streaming_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails:
+        id, names_events = "chatcmpl-1", False
+
+        async def stream(self) -> AsyncIterator[str]:
+            yield "{}"
+            raise TypeError("a fault")
+
+    async def read() -> list[str]:
+        return [data async for data in events(Fails())]  # type: ignore[arg-type]
+
+    first, error = asyncio.run(read())
+    assert first == "data: {}\n\n"
+    assert "the server failed: TypeError" in error
+    assert "chatcmpl-1 has failed" in caplog.text
+
+
+def test_the_time_limit_is_told_as_a_length(engine: Engine) -> None:
+    with served(engine, DRAFTER, POLICY, limits=Limits(request_seconds=0.01)) as running:
+        body = {"messages": CHAT, "temperature": 0, "max_tokens": 900, "ignore_eos": True}
+        with httpx.Client(base_url=running.url, timeout=60) as client:
+            whole = client.post("/v1/chat/completions", json=body).json()
+            assert whole["choices"][0]["finish_reason"] == "length"
+            asked = {"input": QUESTION, "temperature": 0, "max_output_tokens": 900}
+            assert client.post("/v1/responses", json=asked).json()["status"] == "incomplete"
+
+
+def test_a_chat_without_a_number_of_tokens_fits_into_the_cache(engine: Engine) -> None:
+    batching = SchedulerOptions(max_cache_tokens=64)
+    body: dict[str, Any] = {"messages": CHAT, "temperature": 0, "ignore_eos": True}
+    with (
+        served(engine, DRAFTER, POLICY, batching=batching) as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        whole = client.post("/v1/chat/completions", json=body).json()
+        assert whole["choices"][0]["finish_reason"] == "length"
+        assert whole["usage"]["total_tokens"] == 64
+        body["messages"] = [{"role": "user", "content": QUESTION * 20}]
+        refused = client.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "63 of this server's cache of 64" in refused.json()["error"]["message"]
+
+
+def test_a_long_prompt_does_not_shorten_the_others(http: httpx.Client, engine: Engine) -> None:
+    context, length = engine.target.decoder.context, 0
+    while len(engine.tokenizer("a " * (length + 1))["input_ids"]) < context - 4:
+        length += 1
+    body = {
+        "prompt": ["a " * length, "def main("],
+        "max_tokens": 20,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    long, short = http.post("/v1/completions", json=body).json()["choices"]
+    assert short["text"] == engine.complete("def main(", max_new_tokens=20, ignore_eos=True).text
+    assert len(engine.tokenizer(long["text"])["input_ids"]) < 20
+
+
+def test_nothing_is_generated_before_the_model_is_warm(engine: Engine) -> None:
+    with served(engine, DRAFTER, POLICY) as running:
+        state = running.state
+    seen = list[bool]()
+    state.worker = Worker(engine.target, lambda key: engine, state.metrics, 1)
+    state.warm_up = lambda: seen.append(state.worker.alive)  # type: ignore[method-assign]
+    state.begin()
+    assert seen == [False]
+    assert state.worker.alive
+    state.worker.stop()
+
+
+def test_an_answer_in_a_format_is_written_without_reasoning() -> None:
+    engine = draftree.load("demo", "suffix", "chain")
+    template = engine.tokenizer.chat_template
+    engine.tokenizer.chat_template = (
+        f"{template}{{% if add_generation_prompt %}}<think>\n{{% endif %}}{{# </think> #}}"
+    )
+    schema = {"type": "object", "properties": {"legs": {"type": "integer"}}, "required": ["legs"]}
+    body: dict[str, Any] = {"messages": CHAT, "temperature": 0, "max_tokens": 60}
+    with (
+        served(engine, "suffix", "chain") as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        free = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert not free["content"]
+        form = {"type": "json_schema", "json_schema": {"name": "legs", "schema": schema}}
+        body |= {"response_format": form}
+        bound = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+        assert bound["finish_reason"] == "length" or isinstance(
+            json.loads(bound["message"]["content"])["legs"], int
+        )
+        assert bound["message"]["content"].startswith("{")
+        body |= {"tools": [tool("look")], "tool_choice": "required"}
+        del body["response_format"]
+        called = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert called["tool_calls"][0]["function"]["name"] == "look"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_are_logged_on_request(
+    engine: Engine, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    body = {"messages": CHAT, "temperature": 0, "max_tokens": 8, "stream": stream}
+    with (
+        served(engine, DRAFTER, POLICY, log_prompts=True) as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        assert client.post("/v1/chat/completions", json=body).text
+    (told,) = (m for m in caplog.messages if " answered: " in m)
+    assert repr(answer(engine, max_new_tokens=8))[1:-1] in told
+
+
+def test_schemas_of_tools_may_have_references(client: openai.OpenAI) -> None:
+    schema = {
+        "$defs": {"City": {"type": "string", "enum": ["Rome", "Oslo"]}},
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/City"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tools: list[Any] = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name in ("weather", "time")
+    ]
+    for some in (tools[:1], tools):
+        written = client.chat.completions.create(
+            model="draftree",
+            messages=CHAT,  # type: ignore[arg-type]
+            tools=some,
+            tool_choice="required",
+            temperature=0,
+            max_tokens=100,
+        )
+        (call,) = written.choices[0].message.tool_calls or []
+        assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")  # type: ignore[union-attr]
 
 
 QUESTIONS = (

@@ -74,6 +74,8 @@ def test_templates_without_marks_have_no_reasoning() -> None:
         ("I would look.", []),
         ('{"name": "look", "argu', []),
         ("[" * 100_000, []),
+        ('{"name": {"first": "Ada"}}', []),
+        ('[{"name": ["look"], "arguments": {}}]', []),
     ],
 )
 def test_calls_are_read(text: str, names: list[str]) -> None:
@@ -136,6 +138,57 @@ def test_a_forced_call_is_streamed_in_pieces(arguments: str, cut: int) -> None:
     assert told == arguments[: len(arguments) - max(cut - 1, 0)]
     assert text.calls == (ToolCall("go", told),)
     assert (text.finish_reason, text.content) == ("length" if cut else "tool_calls", "")
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("written", "content"),
+    [
+        (f"Let me see <here>.\n{CALL}", "Let me see <here>.\n"),
+        (f"{CALL}\nOne moment.", "One moment."),
+        (f"Now{CALL} then.", "Nowthen."),
+        (CALL, ""),
+    ],
+)
+def test_a_marked_call_may_stand_beside_words(written: str, content: str) -> None:
+    text = AnswerText(splitter(None, ""), TOOLS)
+    told = pieces(text, written)
+    assert "".join(told) == text.content == content
+    assert [call.name for call in text.calls] == ["look"]
+    assert text.finish_reason == "tool_calls"
+    assert written[:3] != "Let" or told[:3] == ["L", "e", "t"]
+
+
+@pytest.mark.parametrize("written", ["See <tool_call", "See <tool_call>{", "a < b <t"])
+def test_words_with_a_mark_but_no_call_are_all_sent(written: str) -> None:
+    text = AnswerText(splitter(None, ""), TOOLS)
+    assert "".join(pieces(text, written)) == written
+    assert text.finish_reason == "stop"
+
+
+def test_references_lead_to_the_same_parts_of_a_schema() -> None:
+    schema = {
+        "$defs": {"City": {"type": "string", "default": {"$ref": "#/data"}}},
+        "properties": {"at": {"$ref": "#/$defs/City"}, "more": {"items": {"$ref": "#"}}},
+        "anyOf": [{"$ref": "https://example.org/other#/x"}, {"$ref": "#/$defs/City"}],
+    }
+    tools = [FunctionTool(name=name, parameters=schema) for name in ("look", "go")]
+    for several in (tools[:1], tools):
+        whole = call_schema(several)
+        for i, option in enumerate(whole.get("anyOf", [whole])):
+            moved = option["properties"]["arguments"]
+            root = (
+                f"#/anyOf/{i}/properties/arguments"
+                if len(several) > 1
+                else "#/properties/arguments"
+            )
+            assert moved["properties"]["at"] == {"$ref": f"{root}/$defs/City"}
+            assert moved["properties"]["more"]["items"] == {"$ref": root}
+            assert moved["$defs"] == schema["$defs"]
+            assert moved["anyOf"][0] == {"$ref": "https://example.org/other#/x"}
+            assert moved["anyOf"][1] == {"$ref": f"{root}/$defs/City"}
 
 
 def test_text_that_only_looks_like_a_call_is_an_answer() -> None:

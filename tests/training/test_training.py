@@ -604,6 +604,9 @@ def test_the_seconds_before_an_interruption_count(target, samples, tmp_path, mon
         train(target, fresh("edd", target), samples, bounded, tmp_path, listen)
     spent = torch.load(tmp_path / STATE, weights_only=True)["seconds"]
     assert spent >= 0.4
+    assert (
+        time_limit.Clock(1.0, spent, Processes.on("cpu")).share == spent
+    )  # also in the first step after it
     stop[0] = 0
     end = train(target, fresh("edd", target), samples, bounded, tmp_path, listen)
     assert 4 < end.step <= 10

@@ -20,7 +20,7 @@ from draftree.cli.options import (
     TargetName,
     dataclass_command,
 )
-from draftree.errors import DraftreeError
+from draftree.errors import DraftreeError, UserError
 from draftree.text.option_fields import Parameters
 from draftree.utils.validated_dataclass import knob
 
@@ -109,8 +109,12 @@ def read_line() -> str:
 
     Raises:
         EOFError: there are no more lines.
+        UserError: the line is not text in the encoding of standard input.
     """
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except UnicodeError as error:
+        raise UserError(f"the message is not valid {sys.stdin.encoding}: {error}") from error
     if not line:
         raise EOFError
     return line.rstrip("\n")

@@ -252,7 +252,13 @@ class Correction:
         return Correction(mean, covariance, self.timings + 1, outliers)
 
     def fuse(self, other: "Correction") -> "Correction":
-        """Combine this correction with another one, which may come from another process."""
+        """Combine this correction with another one, which may come from another process.
+
+        Both may have learnt from the same timings, because processes exchange their corrections
+        again and again. So each counts with half its precision (covariance intersection: Julier &
+        Uhlmann, A Non-divergent Estimation Algorithm in the Presence of Unknown Correlations,
+        1997). Two equal corrections give the same one.
+        """
         both = (
             self.covariance + other.covariance + 1e-9 * np.eye(len(self.mean))
         )  # some entries of θ have no variance
@@ -261,7 +267,7 @@ class Correction:
             self.mean + gain @ (other.mean - self.mean),
             self.covariance - gain @ self.covariance,
         )
-        return Correction(mean, (covariance + covariance.T) / 2, max(self.timings, other.timings))
+        return Correction(mean, covariance + covariance.T, max(self.timings, other.timings))
 
     def at(self, places: tuple[PassShape, ...]) -> Floats:
         """Return the corrections [P] of log seconds for several passes."""

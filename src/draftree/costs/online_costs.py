@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import final
 
@@ -141,6 +141,10 @@ class Learner:
                 corrections = {
                     n: c.fuse(stored[1][n]) if n in stored[1] else c for n, c in corrections.items()
                 }
+                self.models = {
+                    n: replace(m, correction=corrections[n]) for n, m in self.models.items()
+                }
+                self.version += 1
             models = {name: correction.as_json() for name, correction in corrections.items()}
             write_text(
                 self.path,

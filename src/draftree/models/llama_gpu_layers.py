@@ -29,6 +29,7 @@ from draftree.models.llama_structure import (
     epsilon,
     first_linears,
     linears,
+    module_kind,
 )
 from draftree.models.numeric_agreement import differs_by_rounding, relative_distance
 from draftree.models.one_pass_caches import PassThroughCache
@@ -123,7 +124,7 @@ class LlamaLayers:
 
     def _agrees(self) -> bool:
         """Return whether each kind of layer and a whole pass agree with the original model."""
-        kinds = {repr(layer.module): layer for layer in self._layers}
+        kinds = {module_kind(layer.module): layer for layer in self._layers}
         device = self._stack.norm.weight.device
         if not all(layer.agrees(self._stack.rotary_emb, device) for layer in kinds.values()):
             return False

@@ -52,6 +52,21 @@ def epsilon(norm: Any) -> float:
     return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
 
 
+def module_kind(module: nn.Module) -> str:
+    """Return a text that is equal for modules that compute the same with other weights.
+
+    It contains the plain attributes of all submodules, such as `use_rope` of SmolLM3's attention,
+    which `repr` does not show. The index of a layer makes no difference.
+    """
+    plain = [
+        (name, key, value)
+        for name, part in module.named_modules()
+        for key, value in vars(part).items()
+        if isinstance(value, bool | int | float | str | None) and key != "layer_idx"
+    ]
+    return f"{module!r} {plain}"
+
+
 def causal_mask(n: int, like: Tensor) -> Tensor:
     """Return the causal additive mask [1, 1, n, n], with the dtype and device of `like`."""
     lowest = torch.finfo(like.dtype).min

@@ -104,6 +104,12 @@ class Angles:
             positions = np.tile(positions, rows)
         return cls(cosines, sines, positions)
 
+    @property
+    def without_rotation(self) -> "Angles":
+        """Return angles of zero for the same tokens, for a layer that does not rotate."""
+        cosines, sines = torch.ones_like(self.cosines[:1]), torch.zeros_like(self.sines[:1])
+        return Angles(cosines, sines, np.zeros_like(self.positions))
+
 
 @dataclass(frozen=True)
 class Head:
@@ -171,11 +177,13 @@ class NativeLayer:
         sizes: the sizes of the layer.
         record: the layer in the form that the kernels read.
         eight_bits: whether weights are rounded to eight bits.
+        rotates: whether the attention rotates queries and keys, which some layers of SmolLM3 do not.
     """
 
     def __init__(self, module: Any, eight_bits: bool = False) -> None:
         self.eight_bits = eight_bits
         attention, mlp = module.self_attn, module.mlp
+        self.rotates = bool(getattr(attention, "use_rope", True))
         width, heads = int(attention.head_dim), attention.o_proj.in_features
         first, gates = first_linears(attention), first_linears(mlp)
         groups = (sum(linear.out_features for linear in first) - heads) // 2 // width
@@ -409,6 +417,7 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     if not isinstance(wanted, Tensor):
         return False
     k, v = (x.new_empty(2, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
-    given = Angles.in_order(turned, 2, n), KVView(k, v, None, n), mask
+    rotated = Angles.in_order(turned, 2, n)
+    given = rotated if ours.rotates else rotated.without_rotation, KVView(k, v, None, n), mask
     found = run_layers([ours], x, *given, pairs=pairs)
     return differs_by_rounding(found, wanted, x, ours.weight_eps)

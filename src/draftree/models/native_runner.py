@@ -17,7 +17,7 @@ from draftree.models.cpu_linear import KernelLinear
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kv_cache import KVView, SlotCache
-from draftree.models.llama_structure import STACK
+from draftree.models.llama_structure import STACK, module_kind
 from draftree.models.model_config import FULL, SLIDING
 from draftree.models.model_runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.native_layers import (
@@ -69,7 +69,9 @@ class NativeRunner(ModelRunner):
         self._stack: Any = hf.stack
         self._norm = norm_record(self._stack.norm)
         self._rope = RopeCache(self._stack.get_submodule("rotary_emb"))
-        self._runs = [(kind, len(list(same))) for kind, same in groupby(hf.attention_types)]
+        rotates = (layer.rotates for layer in layers)
+        kinds = zip(hf.attention_types, rotates, strict=True)
+        self._runs = [(*kind, len(list(same))) for kind, same in groupby(kinds)]
 
     @classmethod
     def of(cls, hf: HFRunner, after_head: Callable[[Tensor], Tensor] | None) -> Self | None:
@@ -96,9 +98,10 @@ class NativeRunner(ModelRunner):
         layers, kinds = [], set[str]()
         for module in stack.layers:
             native = NativeLayer(module)
-            if repr(module) not in kinds and not agrees(module, native):
+            kind = module_kind(module)
+            if kind not in kinds and not agrees(module, native):
                 return None
-            kinds.add(repr(module))
+            kinds.add(kind)
             layers.append(native)
         frequencies = stack.rotary_emb._buffers.get("inv_freq")
         whole = frequencies is not None and 2 * len(frequencies) == layers[0].sizes.head_dim
@@ -180,10 +183,11 @@ class NativeRunner(ModelRunner):
         normed = x.new_empty(kept, x.shape[2])
         logits = None if native is None else x.new_empty(kept, native.wide)
         head = Head(self._norm, None if native is None else native.record, normed, logits)
-        masks = {kind: self._mask(kind, batch, cache) for kind in {kind for kind, _ in self._runs}}
-        angles = self._angles(batch, x)
+        masks = {kind: self._mask(kind, batch, cache) for kind in {kind for kind, *_ in self._runs}}
+        rotated = self._angles(batch, x)
         first = 0
-        for kind, length in self._runs:
+        for kind, rotates, length in self._runs:
+            angles = rotated if rotates else rotated.without_rotation
             end = first + length
             within = cache.writer(batch.starts, batch.width).within(first)
             assert within is not None, "passes that are recorded have a runner of their own"
@@ -229,6 +233,7 @@ class NativeRunner(ModelRunner):
         k, v = (x.new_empty(rows, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
         places = np.ascontiguousarray(positions.numpy()).reshape(-1)
         angles = Angles(*self._rope.cos_sin(x, int(places.max())), places)
+        angles = angles if self._layers[0].rotates else angles.without_rotation
         run_layers(self._layers[:1], x, angles, KVView(k, v, None, n), None, FIRST_PART)
         return k, v
 

@@ -14,6 +14,13 @@ class Host(Protocol):
         """Return the target of the engine."""
         ...
 
+    calls: int
+    """Number of earlier calls whose texts the drafter may remember, see `Keyed`."""
+
+    def set_evaluation_mode(self) -> bool:
+        """Put the target into evaluation mode, and return whether it was in training mode."""
+        ...
+
     def scheduled_parts(self) -> tuple[Components, State]:
         """Return the engine's parts, and the states of drafter and policy for a new batch.
 

@@ -91,6 +91,8 @@ class Entry:
         id: number of the request, in the order of submission.
         submitted: the request as it was submitted.
         reading: function that turns the request's tokens into text.
+        figures: acceptor, kind of draws and largest depth of the engine, and whether its acceptor is
+            lossy.
         request: the request that is still to be run. After a preemption, its prompt includes the
             tokens generated so far.
         status: current status of the request.
@@ -111,6 +113,7 @@ class Entry:
     id: int
     submitted: Request
     reading: Reading
+    figures: Stats
     request: Request
     status: Status = "waiting"
     cancelled: bool = False
@@ -237,6 +240,11 @@ class Handle:
         """Return the exception that made the request fail; None otherwise."""
         return self.entry.error
 
+    @property
+    def stop(self) -> str | None:
+        """Return the stop text that has ended the response; None for another end, or none yet."""
+        return self.entry.reading.stop
+
     def poll(self) -> list[Token]:
         """Return the tokens that are new since the last call, without waiting.
 
@@ -276,8 +284,12 @@ class Handle:
         if self.error is not None:
             raise self.error
         entry = self.entry
-        stats = Stats(
-            new_tokens=len(entry.written), steps=list(entry.steps), seconds=self.stats.seconds
+        stats = replace(
+            entry.figures,
+            new_tokens=len(entry.written),
+            steps=list(entry.steps),
+            seconds=self.stats.seconds,
+            lossy=entry.figures.lossy and bool(entry.steps),
         )
         return entry.reading.completion(stats)
 

@@ -23,7 +23,7 @@ from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.prefix_cache import PrefixStore
 from draftree.scheduling.prompt_chunks import ChunkSizes, shares
 from draftree.scheduling.running_batch import RunningBatch
-from draftree.target.target import HiddenStates, Read
+from draftree.target.target import HiddenStates, Read, Target
 from draftree.utils.hardware import time_work
 
 Act = Callable[[Sequence[Entry]], None]
@@ -142,10 +142,11 @@ class PromptReader:
         events, self._batch.state = loop.begin(
             parts, rows, begun, logits, joined, self._batch.state
         )
-        self._join(rows, entries, events, joined)
+        self._join(parts.target, rows, entries, events, joined)
 
     def _join(
         self,
+        target: Target,
         rows: SequenceBatch,
         entries: Sequence[Entry],
         events: Sequence[Emitted],
@@ -153,7 +154,8 @@ class PromptReader:
     ) -> None:
         for entry, event in zip(entries, events, strict=True):
             self._batch.join(entry, event)
-            if rows.cache.states is None:  # a state would be needed for each block
+            # A recurrent state would be needed for each block.
+            if rows.cache.states is None and target.reuses_prefixes:
                 prompt = entry.request.prompt[: self._options.max_prefix_tokens]
                 self._prefixes.store(prompt, rows.cache, event.row, hidden_states)
         self._take(events)
@@ -215,4 +217,4 @@ class PromptReader:
         )
         hidden_states = HiddenStates.concatenate([*read, hidden_states])
         self._batch.state = loop.start(parts, rows, begun, hidden_states, self._batch.state)
-        self._join(rows, entries, events, hidden_states)
+        self._join(parts.target, rows, entries, events, hidden_states)

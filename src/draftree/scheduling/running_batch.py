@@ -49,7 +49,7 @@ class RunningBatch:
         self.running: dict[int, Entry] = {}
         self.reading: list[Entry] = []
         self.movable = True
-        self._spare_steps, self._admitted = 0, 0
+        self._spare_steps = 0
 
     @property
     def entries(self) -> list[Entry]:
@@ -79,7 +79,7 @@ class RunningBatch:
             cache = parts.target.new_cache(count, 64)
             if cache.ladder.few or not self.movable:
                 cache = parts.target.new_cache(self._options.max_sequences, 64)
-            self.opened = parts, SequenceBatch(cache, calls=self._admitted)
+            self.opened = parts, SequenceBatch(cache, calls=self._host.calls)
         if self.opened[1].cache.rows < count:
             self.resize(count)
         assert self.opened is not None
@@ -111,7 +111,7 @@ class RunningBatch:
         self.running[event.row] = entry
         entry.forget_prompt()
         assert self.opened is not None
-        self._admitted = self.opened[1].num_admitted
+        self._host.calls = max(self._host.calls, self.opened[1].num_admitted)
 
     def resize(self, count: int) -> None:
         """Move all sequences to a batch with `count` slots.

@@ -17,8 +17,10 @@ from typing import Any, final
 
 from draftree import loop
 from draftree.batch import SequenceBatch
+from draftree.drafting.step import RECENT
 from draftree.errors import UserError
 from draftree.loop import Components, State
+from draftree.metrics import Stats
 from draftree.request import Emitted, Request
 from draftree.scheduling.engine_protocol import Host
 from draftree.scheduling.handle import Entry, Handle, Status, Update
@@ -111,12 +113,14 @@ class Scheduler:
         """
         return sum(map(self._reserved_tokens, self._batch.entries))
 
-    def submit(self, request: Request, reading: Reading) -> Handle:
+    def submit(self, request: Request, reading: Reading, figures: Stats = Stats()) -> Handle:
         """Add a request to the queue, and return its handle.
 
         Args:
             request: a request that has been checked against the target.
             reading: function that turns the request's tokens into text.
+            figures: acceptor, kind of draws and largest depth of the engine, and whether its
+                acceptor is lossy.
 
         Raises:
             UserError: the request needs more tokens than the cache can hold.
@@ -127,7 +131,7 @@ class Scheduler:
             raise UserError(f"{told}, allowed is at most max_cache_tokens, {self._bound}")
         with self._mutex:
             self._count += 1
-            entry = Entry(self._count, request, reading, request)
+            entry = Entry(self._count, request, reading, figures, request)
             handle = self._handles[entry.id] = Handle(entry, self.step)
             self._waiting.append(entry)
         return handle
@@ -159,6 +163,8 @@ class Scheduler:
             return []
         with self._lock:
             updates = self._updates = []
+            if not self._batch.entries and self._host.set_evaluation_mode():
+                self._prefixes.shrink(0)  # the weights may have changed
             self._act(list(self._batch.running.values()))
             try:
                 self._drop_cancelled()
@@ -195,6 +201,7 @@ class Scheduler:
         if not self._batch.reading:
             self._decode()
             return
+        self._act(self._batch.entries)
         opened = self._batch.seat()  # may move sequences to other rows, or let them be read again
         decoded = list(self._batch.running.values())
         self._bound_growth()
@@ -234,8 +241,11 @@ class Scheduler:
                 self._preempt(entry)
             self._begin(suspects[0])
             return
-        while self._waiting and self.running < self.options.max_sequences:
-            entry = self._waiting[0]
+        while self.running < self.options.max_sequences:
+            with self._mutex:
+                if not self._waiting:
+                    return
+                entry = self._waiting[0]
             headroom = self._headroom if self._recomputes else 0
             if (
                 self.cache_tokens + self._reserved_tokens(entry) + headroom > self._bound
@@ -262,6 +272,7 @@ class Scheduler:
             self._waiting.remove(entry)
             entry.status = "reading"
             self._batch.reading.append(entry)
+        self._act([entry])
         entry.prompt = self._prefixes.begin(entry.request.prompt, self._host.target)
         if not entry.written:
             entry.cached = entry.num_read
@@ -279,8 +290,8 @@ class Scheduler:
                     self._end(entry, "finished")
         assert self.batch is not None
         stats = self.batch[1].stats
-        stats.steps.clear()  # they would fill the memory
-        stats.work.clear()
+        # All of them would fill the memory; the next tree is planned from the recent ones.
+        del stats.steps[: -RECENT * max(self.running, 1)], stats.work[:-RECENT]
 
     def _drop_cancelled(self) -> None:
         for entry in self._batch.entries:

@@ -6,9 +6,17 @@ from typing import Any, Literal, final
 
 from draftree.request import Logprob
 from draftree.serving.metrics import RequestFigures
-from draftree.serving.reasoning import ReasoningSplitter
+from draftree.serving.reasoning import ReasoningSplitter, overlap
 from draftree.serving.request_models import FunctionTool
-from draftree.serving.tool_calls import CallPiece, ForcedCall, ToolCall, may_be_call, read_calls
+from draftree.serving.tool_calls import (
+    MARK,
+    CallPiece,
+    ForcedCall,
+    ToolCall,
+    may_be_call,
+    read_calls,
+    words_beside_calls,
+)
 from draftree.text.completion import Token
 from draftree.viewer.token_text import Spellings
 
@@ -87,20 +95,22 @@ class AnswerText:
     def _split_calls(self, words: str, ended: bool) -> tuple[tuple[CallPiece, ...], str]:
         """Return the tool calls and the words that can be sent now.
 
-        Words that may be the beginning of a tool call are held back until the text ends.
+        Words that may be the beginning of a tool call are held back until the text ends. After
+        other words, only a marked call is one.
         """
-        open_ = bool(self.tools) and not self.content
-        if not ended and open_ and may_be_call(words):
-            self._held = words
-            return (), ""
-        self._held = ""
-        if ended and open_:
-            self.calls = tuple(read_calls(words, self.tools))
+        if not self.tools:
+            return (), words
+        whole = not self.content and may_be_call(words)
+        before, mark, _ = ("", "", "") if whole else words.partition(MARK)
+        kept = 0 if whole else len(before) if mark else len(words) - overlap(words, MARK)
+        self._held = words[kept:]
+        if not ended:
+            return (), words[:kept]
+        self.calls = tuple(read_calls(self._held, self.tools))
         if not self.calls:
             return (), words
-        return tuple(
-            CallPiece(place, call.name, call.arguments) for place, call in enumerate(self.calls)
-        ), ""
+        pieces = (CallPiece(i, call.name, call.arguments) for i, call in enumerate(self.calls))
+        return tuple(pieces), words[:kept] + words_beside_calls(self._held)
 
 
 def finish_reason(ending: str, calls: Sequence[ToolCall]) -> FinishReason:

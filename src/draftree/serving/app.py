@@ -20,6 +20,8 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.serving import errors
@@ -84,8 +86,7 @@ def create_app(state: ServerState) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        state.worker.start()
-        warming = asyncio.create_task(asyncio.to_thread(state.warm_up))
+        warming = asyncio.create_task(asyncio.to_thread(state.begin))
         yield
         await warming
         await asyncio.to_thread(state.worker.stop)
@@ -146,15 +147,29 @@ async def send_answer(answer: Answer, request: Request, stream: bool | None = No
     """
     log_request(answer, request)
     if answer.body.stream if stream is None else stream:
-        return StreamingResponse(
+        return StreamedAnswer(answer)
+    whole = await run_until_disconnect(answer.finish(), request)
+    log_answer(answer, whole)
+    return JSONResponse(whole)
+
+
+class StreamedAnswer(StreamingResponse):
+    """Send an answer as server-sent events; if the client disconnects, cancel the generation."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(
             with_pings(events(answer)),
             media_type="text/event-stream",
             headers={"cache-control": "no-store"},
         )
-    whole = await run_until_disconnect(answer.finish(), request)
-    if answer.state.options.log_prompts:
-        LOG.info("%s answered: %s", answer.id, whole)
-    return JSONResponse(whole)
+        self._job = answer.job
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:  # the client may be gone before the first event was asked for
+            self._job.close()
 
 
 async def events(answer: Answer) -> AsyncIterator[str]:
@@ -165,6 +180,11 @@ async def events(answer: Answer) -> AsyncIterator[str]:
                 yield event(data, answer.names_events)
     except ApiError as error:
         yield event(to_json_line(error.body))
+    except Exception as error:
+        LOG.exception("%s has failed", answer.id)
+        yield event(to_json_line(errors.failure(error).body))
+    else:
+        log_answer(answer, [text.content for text in answer.texts])
 
 
 def event(data: str, named: bool = False) -> str:
@@ -220,6 +240,12 @@ async def wait_for_disconnect(request: Request) -> None:
     """Wait until the client of a request has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def log_answer(answer: Answer, text: object) -> None:
+    """Log the text of an answer if `log_prompts` is set."""
+    if answer.state.options.log_prompts:
+        LOG.info("%s answered: %s", answer.id, text)
 
 
 def log_request(answer: Answer, request: Request) -> None:

@@ -110,8 +110,13 @@ def install(app: FastAPI) -> None:
         return ApiError(error.status_code, message, headers=error.headers).response
 
     @app.exception_handler(Exception)
-    async def failure(_: Request, error: Exception) -> JSONResponse:
-        return ApiError(500, f"the server failed: {type(error).__name__}").response
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        return failure(error).response
+
+
+def failure(error: Exception) -> ApiError:
+    """Return the error that tells a client of a failure inside the server."""
+    return ApiError(500, f"the server failed: {type(error).__name__}")
 
 
 def nothing_at(path: str) -> str:

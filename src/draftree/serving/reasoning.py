@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import final
 
 OPEN, CLOSE = "<think>", "</think>"
+END_OF_REASONING = f"\n{CLOSE}\n\n"
+"""Text by which a prompt that opens the reasoning asks for an answer without it, as Qwen 3 does."""
 
 
 @dataclass(frozen=True)
@@ -86,4 +88,9 @@ def splitter(template: str | None, prompt: str) -> ReasoningSplitter:
     The last characters of the prompt are enough.
     """
     enabled = template is not None and CLOSE in template
-    return ReasoningSplitter(prompt.rstrip().endswith(OPEN), enabled)
+    return ReasoningSplitter(opens_reasoning(prompt), enabled)
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Return whether a prompt ends with the mark that opens the reasoning."""
+    return prompt.rstrip().endswith(OPEN)

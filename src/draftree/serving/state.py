@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from draftree.serving.errors import ApiError
 from draftree.serving.metrics import Metrics
 from draftree.serving.options import ServeOptions
 from draftree.serving.prompts import chat_ids
-from draftree.serving.reasoning import splitter
+from draftree.serving.reasoning import END_OF_REASONING, opens_reasoning, splitter
 from draftree.serving.request_models import (
     ChatBody,
     CompletionBody,
@@ -113,6 +113,13 @@ class ServerState:
         self.engine.forget()
         self.warm = True
 
+    def begin(self) -> None:
+        """Warm up, and then start the worker; requests that come before wait for it."""
+        try:
+            self.warm_up()
+        finally:
+            self.worker.start()
+
     def prepare_chat(self, body: ChatBody, owner: str) -> Prepared:
         """Check a chat request, and return it in the form for the worker.
 
@@ -125,8 +132,12 @@ class ServerState:
         ids = chat_ids(self.tokenizer, body.messages, shown)
         options = chat_options(body, self.options.limits, self._room(ids))
         forced = forced_tools(body, self.options.limits)
-        prepared = self._prepare([ids], options, body, owner)
         prompt_end = str(self.tokenizer.decode(ids[-8:]))
+        if options.grammar is not None and opens_reasoning(prompt_end):
+            # The grammar holds from the first token on, so the reasoning ends before it.
+            ids = [*ids, *self.tokenizer.encode(END_OF_REASONING, add_special_tokens=False)]
+            prompt_end = END_OF_REASONING
+        prepared = self._prepare([ids], options, body, owner)
         prepared.texts = [self._chat_text(prompt_end, tools, bool(forced)) for _ in prepared.texts]
         return prepared
 
@@ -146,8 +157,8 @@ class ServerState:
         """
         self.check_model(body.model)
         prompts = self._prompts(body.prompt)
-        longest = max(prompts, key=len)
-        options = completion_options(body, self.options.limits, self._room(longest))
+        room = max(map(self._room, prompts))
+        options = completion_options(body, self.options.limits, room)
         prepared = self._prepare(prompts, options, body, owner)
         if body.echo:
             prepared.echoed = [
@@ -171,26 +182,29 @@ class ServerState:
         return [encode(self.tokenizer, p) if isinstance(p, str) else list(p) for p in several]
 
     def _room(self, ids: Sequence[int]) -> int:
-        """Return the number of tokens that the target's context has left after a prompt.
+        """Return the number of tokens that fit after a prompt into the context and the cache.
 
         Raises:
             ApiError: the prompt leaves no space for a new token.
         """
         context = self.target.decoder.context
-        if len(ids) >= context:
-            told = f"the prompt has {len(ids)} tokens, allowed are at most {context - 1} of this model's context of {context}"
+        cache = self.options.batching.cache_tokens(context)
+        if len(ids) >= min(context, cache):
+            what = "model's context" if context <= cache else "server's cache"
+            most = min(context, cache)
+            told = f"the prompt has {len(ids)} tokens, allowed are at most {most - 1} of this {what} of {most}"
             raise ApiError(400, told, code="context_length_exceeded")
-        return context - len(ids)
+        return min(context, cache) - len(ids)
 
     def _prepare(
         self, prompts: Sequence[list[int]], options: Options, body: Sampled, owner: str
     ) -> Prepared:
         """Return prompts and options in the form for the worker."""
-        requests = [
-            options.request(self.target, ids, number)
-            for ids in prompts
-            for number in range(options.n)
-        ]
+        requests = []
+        for ids in prompts:
+            most = min(options.max_new_tokens, self._room(ids))
+            fitting = replace(options, max_new_tokens=most)
+            requests += [fitting.request(self.target, ids, n) for n in range(options.n)]
         self._check_ids(requests)
         speculative = self.speculative(body.speculative, owner)
         work = Work(requests, options.stops(self.tokenizer), speculative, body.metrics == "trees")

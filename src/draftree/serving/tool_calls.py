@@ -14,14 +14,17 @@ from typing import Any, final
 
 from draftree.serving.request_models import FunctionTool
 
-MARKED_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
-"""Pattern for a tool call in the marks of Qwen, Hermes and SmolLM3."""
+MARK = "<tool_call>"
+MARKED_CALL = re.compile(rf"{MARK}\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+"""Pattern for a tool call in the marks of Qwen, Hermes and SmolLM3, and the mark that opens it."""
 FENCED_JSON = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
 CALL_BEGINNING = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'
 )
 """Pattern for the beginning of a forced tool call, up to its arguments."""
-CALL_OPENINGS = ("<tool_call>", "<|python_tag|>", "```json", "```\n{", "{", "[")
+LITERALS = {"const", "enum", "default", "examples"}
+"""Keywords of JSON schema whose values are data, not schemas."""
+CALL_OPENINGS = (MARK, "<|python_tag|>", "```json", "```\n{", "{", "[")
 """Beginnings of texts that may be tool calls. A text with another beginning is streamed at once."""
 
 
@@ -40,14 +43,38 @@ def call_schema(tools: Sequence[FunctionTool]) -> dict[str, Any]:
             "type": "object",
             "properties": {
                 "name": {"const": tool.name},
-                "arguments": tool.parameters or {"type": "object"},
+                "arguments": move_references(
+                    tool.parameters or {"type": "object"},
+                    f"#{f'/anyOf/{i}' if len(tools) > 1 else ''}/properties/arguments",
+                ),
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for i, tool in enumerate(tools)
     ]
     return options[0] if len(options) == 1 else {"anyOf": options}
+
+
+def move_references(schema: Any, root: str) -> Any:
+    """Return a schema for another place in a document, with its references to its own parts.
+
+    Args:
+        schema: JSON schema, or a part of one.
+        root: reference to the schema in the document, such as `#/properties/arguments`.
+    """
+    if isinstance(schema, list):
+        return [move_references(part, root) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: root + part[1:]
+        if key == "$ref" and isinstance(part, str) and (part == "#" or part.startswith("#/"))
+        else part
+        if key in LITERALS
+        else move_references(part, root)
+        for key, part in schema.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -148,15 +175,21 @@ def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[ToolCall]:
     return calls
 
 
+def words_beside_calls(text: str) -> str:
+    """Return the words of a text that has tool calls; only marked calls may have words beside."""
+    return MARKED_CALL.sub("", text).strip() if MARK in text else ""
+
+
 def read_call(value: Any, known: set[str]) -> ToolCall | None:
     """Return the tool call in a JSON value; None if it does not call a known function."""
-    if not isinstance(value, dict) or value.get("name") not in known:
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in known:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        return ToolCall(value["name"], arguments)
+        return ToolCall(name, arguments)
     return (
-        ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+        ToolCall(name, json.dumps(arguments, ensure_ascii=False))
         if isinstance(arguments, dict)
         else None
     )

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from draftree.engine import Engine
@@ -99,6 +99,7 @@ class Job:
     def __init__(self, work: Work, cancel: Callable[["Job"], None]) -> None:
         self.work, self.figures = work, [RequestFigures(len(r.prompt)) for r in work.requests]
         self._loop, self._cancel = asyncio.get_running_loop(), cancel
+        self._left = len(work.requests)  # unfinished texts
         self._queue: asyncio.Queue[TextUpdate | ApiError] = asyncio.Queue()
 
     def post(self, update: TextUpdate | ApiError) -> None:
@@ -114,17 +115,21 @@ class Job:
         Raises:
             ApiError: the server failed.
         """
-        left = len(self.work.requests)
         try:
-            while left:
+            while self._left:
                 update = await self._queue.get()
                 if isinstance(update, ApiError):
                     raise update
-                left -= bool(update.tokens) and update.tokens[-1].ending is not None
+                self._left -= bool(update.tokens) and update.tokens[-1].ending is not None
                 yield update
         finally:
-            if left:
-                self._cancel(self)
+            self.close()
+
+    def close(self) -> None:
+        """Cancel the job if any of its texts is unfinished."""
+        if self._left:
+            self._left = 0
+            self._cancel(self)
 
 
 @dataclass
@@ -354,10 +359,13 @@ class Worker:
                 continue
             if not text.started:
                 text.job.figures[text.index].cached_tokens = event.handle.cached_tokens
-            self._tell(text, event.emitted, event.tokens)
-            if event.emitted.ending is not None:
+            ending, tokens = event.emitted.ending, event.tokens
+            if ending == "stop" and event.handle.stop is None:  # the time limit has passed
+                ending, tokens = "length", [*tokens[:-1], replace(tokens[-1], ending="length")]
+            self._tell(text, event.emitted, tokens)
+            if ending is not None:
                 del lane.texts[event.handle]
-                self._metrics.finished.labels(event.emitted.ending).inc()
+                self._metrics.finished.labels(ending).inc()
 
     def _tell(self, text: TextState, emitted: Emitted, tokens: list[Token]) -> None:
         """Count the new tokens of a text, and post them as an update."""

@@ -184,6 +184,11 @@ class Reading:
         self._tokenizer, self._prompt = tokenizer, prompt
         self.tokens: list[Token] = []
 
+    @property
+    def stop(self) -> str | None:
+        """Return the stop text that has ended the response; None for another end, or none yet."""
+        return None if self._pieces is None else self._pieces.stop
+
     def __call__(self, events: Sequence[Emitted]) -> list[Token]:
         """Return the tokens of a step, with their text."""
         new = []
@@ -215,7 +220,7 @@ class Reading:
             [t.origin for t in self.tokens],
             [t.logprob for t in self.tokens if t.logprob is not None],
             ending,
-            self._pieces.stop if self._pieces is not None and ending == "stop" else None,
+            self.stop if ending == "stop" else None,
             stats,
             [t.text for t in self.tokens],
             [*self._prompt],

@@ -61,14 +61,15 @@ class Conversation(Hinting):
     def stream(self, text: str, **options: Any) -> Generator[Token, None, None]:
         """Yield the answer token by token.
 
-        If the generator is closed early, `messages` gets the text generated until then.
+        If the generator is closed or interrupted early, `messages` gets the text generated until
+        then.
         """
         writing = self._answer(text, options)
 
         def stream_tokens() -> Generator[Token, None, None]:
             try:
                 yield from writing.tokens()
-            except GeneratorExit:
+            except (GeneratorExit, KeyboardInterrupt):
                 self._keep(text, writing.result)
                 raise
             self._keep(text, writing.result)

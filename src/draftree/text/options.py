@@ -94,10 +94,8 @@ class Options(Parameters):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_new_tokens > self.max_new_tokens:
-            raise UserError(
-                f"min_new_tokens is {self.min_new_tokens}, allowed is at most max_new_tokens, {self.max_new_tokens}"
-            )
+        if self.max_length is None:
+            self._check_least(self.max_new_tokens, "max_new_tokens")
         if len(given := self._constraints) > 1:
             raise UserError(
                 f"{' and '.join(given)} are given, allowed is one of json_schema, regex, grammar"
@@ -185,7 +183,16 @@ class Options(Parameters):
             raise UserError(
                 f"max_length is {self.max_length}, and the prompt has {prompt} tokens: allowed is more than that"
             )
-        return self.max_length - prompt
+        most = self.max_length - prompt
+        self._check_least(most, "max_length less the prompt")
+        return most
+
+    def _check_least(self, most: int, name: str) -> None:
+        """Check that `min_new_tokens` is at most the largest number of new tokens."""
+        if self.min_new_tokens > most:
+            raise UserError(
+                f"min_new_tokens is {self.min_new_tokens}, allowed is at most {name}, {most}"
+            )
 
     def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
         """Yield the logits processors in transformers' order.

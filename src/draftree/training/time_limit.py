@@ -19,7 +19,7 @@ class Clock:
         self._spent = spent
         self._processes = processes
         self._begun = time.monotonic()
-        self.share = 0.0
+        self.share = spent / bound if bound else 0.0
 
     @property
     def seconds(self) -> float:

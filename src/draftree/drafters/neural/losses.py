@@ -16,7 +16,7 @@ from draftree.utils.padding import pad_end
 
 def predicting_positions(learn: Tensor, distance: int = 1) -> Tensor:
     """Return [B, T] whether a position predicts a label that is `distance` tokens ahead."""
-    return pad_end(learn[:, distance:], 1, distance)
+    return pad_end(learn[:, distance:], 1, min(distance, learn.shape[1]))
 
 
 def select_target_logits(batch: Batch, at: Tensor, drafted: DraftVocab | None) -> Tensor:
