@@ -21,13 +21,14 @@ Shapes: n tokens of a pass, H query heads, G key-value heads, S slots, D entries
 """
 
 import argparse
+import gc
 import itertools
 import json
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -154,6 +155,7 @@ def curves(sizes: Sizes, context: int, widths: tuple[int, ...], device: torch.de
     The result is an entry of a machine file.
     """
     room = context + 2 * max(widths)
+    free_texts()
     target = passes(model(sizes, room, device), widths, context)
     draft = passes(
         model(sizes, room, device, layers=1), tuple(w for w in widths if w <= 32), context
@@ -330,10 +332,22 @@ class Texts:
         return found | told | {"recorded": engine.target.decoder.capture.recordings - before}
 
 
-@lru_cache(1)
+HELD: dict[tuple[str, bool, torch.device], Texts] = {}
+"""The writer of the shape that was measured last."""
+
+
 def texts(name: str, small: bool, device: torch.device) -> Texts:
-    """Return the writer of a shape; the last one's memory is freed."""
-    return Texts(name, small, device)
+    """Return the writer of a shape; the last one's memory is freed before."""
+    if (key := (name, small, device)) not in HELD:
+        free_texts()
+        HELD[key] = Texts(name, small, device)
+    return HELD[key]
+
+
+def free_texts() -> None:
+    """Free the memory of the writer that is held."""
+    HELD.clear()
+    gc.collect()
 
 
 def cell(

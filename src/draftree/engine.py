@@ -355,9 +355,11 @@ class Engine(Hinting, metaclass=_Loads):
         """
         if stream:
             return self.astream(prompt, **options)
+        echo = asks_for(options, ECHO)
+        stop = asks_for(options, STOP)
         written = await completion.complete(self, prompt, Options.of(None, options))
         self._recommend_chat(prompt, written)
-        return written
+        return whole_text(written, echo, stop)
 
     def _recommend_chat(self, prompt: Any, written: Any) -> None:
         """Warn once if a text looks like a question to a chat model without its chat template."""

@@ -409,6 +409,22 @@ def test_session_option_keeps_counts_for_later_texts() -> None:
         assert after(drafter, read(drafter, [9, 5, 6], state=None), [6]) == {}
 
 
+def test_the_memory_keeps_what_occurs_often_and_what_is_new() -> None:
+    drafter = ADEDDrafter(ADED(memory=3, prompt=False), Grams.none(3, 100))
+    often = step(drafter, read(drafter, [9, 1, 2]), 2, [3], 8)
+    memory = None
+    for text in ([often] * 2, [step(drafter, read(drafter, [7, 5, 6]), 6, [7], 8)]):
+        for state in text:
+            known = replace(state, memory=memory.memory) if memory else state
+            memory = drafter.carry(known)
+    assert memory is not None
+    assert len(memory.memory.token) == 3
+    new = {after(drafter, read(drafter, [5, 6], state=memory), [6]).get(7)}
+    assert new == {1.0}
+    assert after(drafter, read(drafter, [1, 2], state=memory), [2]) == {3: 1.0}
+    assert memory.memory.times.max() < 100
+
+
 def test_a_prefix_that_is_reused_does_not_count_again() -> None:
     drafter = ADEDDrafter(
         ADED(increment=1.0, window=1), Grams.none(3, 100)

@@ -503,6 +503,26 @@ def test_several_sequences_of_a_prompt_differ_and_repeat() -> None:
     assert torch.equal(several, again)
 
 
+def test_a_prefix_function_is_asked_with_the_number_of_its_prompt() -> None:
+    options: Options = {
+        "max_new_tokens": 6,
+        "do_sample": True,
+        "top_k": 1,
+        "num_return_sequences": 2,
+    }
+    options["prefix_allowed_tokens_fn"] = trie
+    theirs = model().generate(**padded(TEXTS), **options)
+    engine = Engine(
+        target("llama"), Never([t.tolist() for t in TEXTS for _ in range(2)], VOCAB), POLICY
+    )
+    assert torch.equal(engine.generate(**padded(TEXTS), **options), theirs)
+
+
+def test_a_default_that_transformers_ignores_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model().generation_config, "cache_implementation", "hybrid")
+    same(padded(TEXTS), lambda: {"max_new_tokens": 6})
+
+
 def batch(processors: list[LogitsProcessor], **options: Any) -> GenerateCall:
     ids = padded(TEXTS[:1])["input_ids"]
     return GenerateCall(ids, prompt_ids(ids, {}), GenerationConfig(**options), processors, [])

@@ -18,9 +18,12 @@ import draftree
 from draftree import Completion, Engine, load
 from draftree.aliases import INSTEAD, READERS, SAME
 from draftree.aliases.conversions import rewrite_load_arguments
-from draftree.errors import DraftreeWarning
+from draftree.errors import DraftreeWarning, UserError
 from draftree.integrations import other_tools
+from draftree.metrics import Stats
 from draftree.policies.chain import Chain
+from draftree.text.completion import Reading, Token
+from draftree.text.stop_strings import StopStrings
 from draftree.weights import demo_folder
 
 pytestmark = pytest.mark.usefixtures("one_demo")
@@ -373,6 +376,53 @@ def test_an_id_ends_a_text(names: dict[str, Any]) -> None:
         assert (found.tokens, found.ending) == (c.tokens[:4], "eos")
         assert e.complete("a", max_tokens=6, ignore_eos=True, **option).tokens == c.tokens[:4]
     assert len(e.complete("a", max_tokens=6, min_tokens=6, stop_ids=[c.tokens[3]]).tokens) == 6
+
+
+def test_an_id_that_ends_a_text_does_not_replace_eos(names: dict[str, Any]) -> None:
+    e, ids = names["e"], names["IDS"]
+    written = e.generate(ids, max_new_tokens=6)[0, 2:].tolist()
+    config = e.target.decoder.model.generation_config
+    before, config.eos_token_id = config.eos_token_id, written[2]
+    try:
+        for option in ("stop_token_ids", "stop_ids"):
+            assert e.generate(ids, max_new_tokens=6, **{option: [written[4]]}).shape[1] == 5
+            assert e.generate(ids, max_new_tokens=6, **{option: [written[1]]}).shape[1] == 4
+        assert e.generate(ids, max_new_tokens=6, eos_token_id=written[4]).shape[1] == 7
+    finally:
+        config.eos_token_id = before
+    for stop in ("", [], ()):
+        assert e.generate(ids, max_new_tokens=6, stop=stop)[0, 2:].tolist() == written
+
+
+def test_options_of_the_returned_text_are_the_same_for_asyncio(names: dict[str, Any]) -> None:
+    e = names["e"]
+    wanted = e.complete("a", max_tokens=4, echo=True)
+    assert wanted.text == "a" + e.complete("a", max_tokens=4).text
+    assert asyncio.run(e.acomplete("a", max_tokens=4, echo=True)).text == wanted.text
+
+
+def test_a_text_with_its_prompt_has_the_space_between_them() -> None:
+    words = {5: " France", 6: " is", 7: " Paris", 8: "."}
+
+    class Strips:
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return "".join(words[i] for i in ids).removeprefix(" ")
+
+    for first, text, whole in ((7, "Paris", "France is Paris"), (8, ".", "France is.")):
+        reading = Reading(None, StopStrings(), [5, 6])
+        reading._tokenizer = Strips()  # type: ignore[assignment]
+        reading.tokens = [Token(first, text, "bonus", ending="eos")]
+        found = reading.completion(Stats())
+        assert (found.text, found.full_text) == (text, whole)
+
+
+def test_a_message_and_values_of_a_template_may_be_wrong(names: dict[str, Any]) -> None:
+    e, message = names["e"], {"role": "user", "content": "b"}
+    history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]
+    wanted = e.chat([*history, message], max_tokens=3).tokens
+    assert e.chat(message, history=history, max_tokens=3).tokens == wanted
+    with pytest.raises(UserError, match="chat_template_kwargs is 'x', allowed is an object"):
+        e.chat("a", chat_template_kwargs="x")
 
 
 def test_a_template_is_given_its_values(names: dict[str, Any]) -> None:

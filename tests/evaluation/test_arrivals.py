@@ -184,6 +184,16 @@ def test_a_batch_size_does_not_remember_the_answers_of_another() -> None:
     assert again["tokens_per_step"] == first["tokens_per_step"]
 
 
+def test_no_prompt_is_in_a_cache_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, served = tiny_target(context=64), list[ServedRequest]()
+    monkeypatch.setattr(arrivals, "figures_of_run", lambda found, _: served.extend(found) or {})
+    engine = Engine(target, part("drafter", "suffix")().open(target), Chain())
+    requests = [Request([n, *range(1, 41)], 4, number=n) for n in range(4)]
+    arrivals.measure_batches({"suffix": engine}, {"suffix": requests}, 2, SchedulerOptions())
+    arrivals.measure_arrivals(engine, requests, np.zeros(4), SchedulerOptions())
+    assert [one.handle.cached_tokens for one in served] == [0] * 8
+
+
 def test_the_command_measures_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "r.json"
     prompts.write_text("def f(x):\nimport os\nclass A:\nfor i in\n")
@@ -218,6 +228,12 @@ def test_the_command_measures_batches(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     status, said, told = run("--force", "--batch", "2")
     assert (status, "plain" in said, "speedup" in said) == (0, True, True), told
+    both = ("-t", "1", "--acceptor", "match", "--acceptor", "rejection")
+    status, said, told = run("--force", "--batch", "2", "--json", *both)
+    assert status == 0, told
+    assert [r["rule"] for r in json.loads(said)["rows"]] == [None, "match", "rejection"]
+    status, said, told = run("--force", "--batch", "2", *both)
+    assert "rejection" in said
     for more, named in ((("--batch", "5"), "number of prompts, 4"), (("--batch", "2", "--repeats", "2"), "with --batch"),
                         (("--batch", "2", "--max-sequences", "4"), "with --batch"), (("--batch", "0"), "--batch")):  # fmt: skip
         status, said, told = run("--force", *more)

@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +24,16 @@ from draftree.evaluation import bootstrap, result_rows, step_codec, suites
 from draftree.evaluation import text_tables as shown_tables
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.compare import first_difference
-from draftree.evaluation.grid import Cell, PromptResult, assemble, choose_requests, product
-from draftree.evaluation.resume import Journal
+from draftree.evaluation.grid import (
+    QUESTION_STRIDE,
+    Cell,
+    PromptResult,
+    assemble,
+    choose_requests,
+    product,
+)
+from draftree.evaluation.report_text import name_of
+from draftree.evaluation.resume import Journal, digest, files_of
 from draftree.metrics import Stats, Step, Work
 from draftree.policies.chain import Chain
 from draftree.registry import part
@@ -762,6 +771,54 @@ def test_only_cells_that_learn_write_again_what_is_done() -> None:
         work = Bench([Cell(None, None, 0.0), cell], {(name, "chain"): engine}, [])
         work.remember([Request([3, 1, 4], 4)])
         assert (cell in work.sessions) is learns
+
+
+def test_a_resumed_conversation_has_its_caches_in_all_ways() -> None:
+    target, cell, plain = tiny_target(), Cell("pld", "chain", 0.0), Cell(None, None, 0.0)
+    engine = Engine(target, part("drafter", "pld")().open(target), Chain())
+    turns = [Request([3, 1, 4], 4), Request([3, 1, 4, 1, 5, 9, 2], 4, number=QUESTION_STRIDE)]
+    other = Request([7, 7], 4, number=1)
+    work = Bench([plain, cell], {("pld", "chain"): engine}, [other, *turns])
+    work.remember([other, turns[0]])
+    assert work.sessions[cell].held is not None
+    assert work.plains[plain][0][:3] == (3, 1, 4)
+    fresh = Bench([plain, cell], {("pld", "chain"): engine}, [*turns, other])
+    fresh.remember(turns)
+    assert not fresh.sessions
+
+
+def test_a_journal_tells_the_prompts_and_the_files_of_drafters(tmp_path: Path) -> None:
+    assert digest([Request([1, 2], 3)]) == digest([Request([1, 2], 9)])
+    assert digest([Request([1, 2], 3)]) != digest([Request([1], 3), Request([2], 3)])
+    (tmp_path / "weights").write_text("a")
+    for text in (str(tmp_path), f"eagle3:checkpoint={tmp_path},dtype=float32+suffix"):
+        ((name, size, _),) = files_of(text)
+        assert (Path(name).name, size) == ("weights", 1)
+    before = files_of(str(tmp_path))
+    os.utime(tmp_path / "weights", (1, 1))
+    assert files_of(str(tmp_path)) != before
+    assert files_of("suffix:memory=100") == []
+
+
+def test_phases_are_means_like_the_seconds() -> None:
+    several = [Stats(seconds=s, phases={"draft": s / 2, "model": s / 2}) for s in (1.0, 3.0)]
+    stats = PromptResult([], several).stats
+    assert (stats.seconds, stats.phases) == (2.0, {"draft": 1.0, "model": 1.0})
+
+
+def test_names_of_rows_tell_them_apart() -> None:
+    row = {"drafter": "pld", "policy": "chain", "temperature": 0.0, "rule": None}
+    assert name_of(row) == "pld chain"
+    assert name_of(row | {"rule": "match", "temperature": 1.0}) == "pld chain match T = 1"
+
+
+def test_a_profile_of_a_simulated_machine_is_refused(
+    folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ["--suite", str(prompts), "--target", folder, "--machine", "h100-8b"]
+    assert run(*ask, "--profile", str(tmp_path / "p.svg"), "--out", str(tmp_path / "r.json")) == 2
+    assert "--profile is given with --machine" in capsys.readouterr().err
+    assert not list(tmp_path.glob("r.json*"))
 
 
 def test_a_difference_is_told_with_its_place_and_margin() -> None:

@@ -1,6 +1,7 @@
 """The search for knobs: what it tries, that it finds what is planted, goes on where it was, and keeps the default honestly."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from draftree.costs.step_costs import Costs
 from draftree.engine import Engine, generate_plain
 from draftree.errors import UserError
 from draftree.evaluation.bootstrap import Ratio
-from draftree.evaluation.policy_search import OptionSearch, SearchResult, search_space, spec
+from draftree.evaluation.policy_search import OptionSearch, SearchResult, Space, search_space, spec
 from draftree.evaluation.trace_store import Recordings
-from draftree.registry import build
+from draftree.policies.base import Policy
+from draftree.registry import build, names
 from draftree.request import Request
 from draftree.target.target import Target
 from draftree.testing.fakes import Always, tiny_target
@@ -52,6 +54,33 @@ def test_tried_values_follow_from_type_range_and_default() -> None:
         search_space(build("policy", "pct"), ["widht"])
     assert spec("pct", {"width": 3, "gain": False}) == "pct:width=3,gain=False"
     assert build("policy", "pct:width=3,gain=False").width == 3  # type: ignore[attr-defined]
+
+
+def test_tried_values_are_allowed_ones() -> None:
+    for name in names("policy"):
+        policy = build("policy", name)
+        for option, (kind, low, high) in search_space_or_none(policy).items():
+            for value in (low, high) if kind != "choice" else low:
+                build("policy", f"{name}:{option}={value}")
+
+
+def search_space_or_none(policy: Policy) -> Space:
+    """The values to try, none where a policy has no option that can be searched."""
+    try:
+        return search_space(policy)
+    except UserError:
+        return Space()
+
+
+def test_a_search_at_another_temperature_is_another_search(target: Target, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    cold = search(target, tmp_path, "chain")
+    tried = search_space(build("policy", "chain"))
+    found = {
+        replace(cold, temperature=t)._study(REQUESTS, tried, tmp_path / "storage").study_name
+        for t in (0.0, 1.0)
+    }
+    assert len(found) == 2
 
 
 def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_on(

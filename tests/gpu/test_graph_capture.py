@@ -3,7 +3,9 @@
 import itertools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from draftree.engine import Engine
 from draftree.loop import Components, State, admit, decode, step
 from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.graph_capture import EagerCapture, Graphs, OutputTensors
+from draftree.models.graph_capture import EagerCapture, Graphs, OutputTensors, _CUDAGraphs
 from draftree.models.graph_runner import GraphRunner
 from draftree.models.kv_cache import SlotCache
 from draftree.models.rope_cache import RopeCache
@@ -634,9 +636,98 @@ def test_a_gpu_records_unless_that_is_declined(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_language_model_drafts_with_recorded_passes(tmp_path: Any) -> None:
     folder = str(target_folder(tmp_path))
-    target = Target.load(folder)
+    target, eager, small = (Target.load(folder) for _ in range(3))
     assert isinstance(LM(folder).open(target).decoder.capture, EagerCapture)
     target.decoder.use_capture(Graphs(PassRecorder()))
-    drafter = LM(folder).open(target)
-    assert isinstance(drafter.decoder.capture, Graphs)
+    assert isinstance(language_model(eager, target).decoder.capture, EagerCapture), (
+        "its recordings may have been wrong when it was loaded"
+    )
+    small.decoder.use_capture(Graphs(PassRecorder()))
+    drafter = language_model(small, target)
     assert isinstance(drafter.decoder.runner, GraphRunner)
+    before = target.decoder.capture.recordings
+    a_pass(drafter.decoder, drafter.decoder.new_cache(1, 8))
+    assert target.decoder.capture.recordings == before + 1, "counted together"
+
+
+class OutOfMemory(PassRecorder):
+    """A recorder that has memory for so many recordings at a time."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most, self._held = most, weakref.WeakSet[Any]()
+
+    def __call__(
+        self, work: Callable[[], OutputTensors]
+    ) -> tuple[Callable[[], None], OutputTensors]:
+        if len(self._held) >= self._most:
+            raise torch.OutOfMemoryError("out of memory")
+        replay, made = super().__call__(work)
+        self._held.add(replay)
+        return replay, made
+
+
+def test_without_memory_old_recordings_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    capture = Graphs(OutOfMemory(2))
+    for kind in range(5):
+        (made,) = capture.run(kind, {"x": torch.full((1,), kind)}, lambda given: (given["x"] + 1,))
+        assert made.item() == kind + 1
+    assert not caplog.records
+    assert Graphs(OutOfMemory(0)).run(0, {"x": torch.ones(1)}, lambda g: (g["x"],))[0] == 1
+    assert "without CUDA graphs" in caplog.text
+
+
+class FakeCUDA:
+    """What is called of `torch.cuda` when a graph is recorded."""
+
+    def __init__(self) -> None:
+        self.stream_of_thread, self.pools, self.fails = "default", 0, False
+
+    def Stream(self) -> Any:
+        return SimpleNamespace(wait_stream=lambda _: None)
+
+    def current_stream(self) -> Any:
+        return SimpleNamespace(wait_stream=lambda _: None, name=self.stream_of_thread)
+
+    def set_stream(self, stream: Any) -> None:
+        self.stream_of_thread = stream.name
+
+    def stream(self, _: Any) -> Any:
+        return nullcontext()
+
+    def graph_pool_handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    class CUDAGraph:
+        def replay(self) -> None:
+            pass
+
+    @contextmanager
+    def graph(self, graph: Any, pool: int, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert pool == self.pools
+        self.stream_of_thread = "recording"
+        yield
+        self.stream_of_thread = "default"
+
+
+def test_a_pool_whose_graphs_are_gone_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cuda", cuda := FakeCUDA())
+    record = _CUDAGraphs()
+    first, _ = record(lambda: ())
+    second, _ = record(lambda: ())
+    assert cuda.pools == 1
+    del first, second
+    third, _ = record(lambda: ())
+    assert cuda.pools == 2
+    with pytest.raises(RuntimeError, match="cannot be recorded"):
+        record(raises)
+    assert cuda.stream_of_thread == "default"
+    assert third is not None
+
+
+def raises() -> OutputTensors:
+    """Fail in the recording, which is the third call."""
+    if torch.cuda.stream_of_thread == "recording":  # type: ignore[attr-defined]
+        raise RuntimeError("cannot be recorded")
+    return ()

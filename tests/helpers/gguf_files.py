@@ -45,8 +45,12 @@ def write_gguf(
     architecture: str = "llama",
     without: str = "-",
     words: bool = True,
+    frequencies: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Writes a tiny Llama as a GGUF file; returns its weights as they are after the quantisation, in float32."""
+    """Writes a tiny Llama as a GGUF file; returns its weights as they are after the quantisation, in float32.
+
+    `frequencies` divide the rotary frequencies.
+    """
     from gguf import GGMLQuantizationType, GGUFWriter, quants
 
     model, said = small(), GGUFWriter(path, architecture)
@@ -70,6 +74,8 @@ def write_gguf(
         said.add_token_types([3 if i < len(SPECIAL) else 1 for i in range(c.vocab_size)])
         said.add_token_merges(["a b"])
         said.add_chat_template(TEMPLATE)
+    if frequencies is not None:
+        said.add_tensor("rope_freqs.weight", frequencies.numpy())
     kept = {}
     for name, value in model.state_dict().items():
         its = name

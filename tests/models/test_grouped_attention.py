@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree import Request, Target, load
+from draftree.errors import UserError
 from draftree.models.grouped_attention import MAX_GROUPED_TOKENS, grouped_attention
 from draftree.target import load_weights, target
 from draftree.target.kernel_choice import use_grouped_attention
@@ -133,3 +134,9 @@ def test_only_copies_are_replaced(groups: int, attention: str, wanted: str) -> N
     model = LlamaForCausalLM(config)
     use_grouped_attention(model)
     assert model.config._attn_implementation == wanted
+
+
+def test_attention_sinks_are_refused() -> None:
+    q, k, v, mask = given(2, 4, 2, 3, False, True)
+    with pytest.raises(UserError, match="Module has attention sinks, which 'grouped' does not"):
+        grouped_attention(torch.nn.Module(), q, k, v, mask, s_aux=torch.zeros(4))

@@ -31,6 +31,7 @@ from draftree.models.graph_capture import Graphs
 from draftree.models.hf_runner import UNNORMED, HFRunner
 from draftree.models.kv_cache import SlotCache
 from draftree.models.model_runner import Outputs
+from draftree.registry import build
 from draftree.testing.fakes import PassRecorder
 
 SIZES = {
@@ -248,3 +249,11 @@ def test_texts_are_plain_ones(drafter: str) -> None:
         assert engine.write(some, reuse=False).tokens == engine.plain(some).tokens
     own = load(Target(CausalLM(made), "tiny"), drafter, "chain")
     assert own.plain(requests).tokens == engine.plain(requests).tokens
+
+
+@pytest.mark.parametrize("name", ["edd", "vdm"])
+def test_a_drafter_with_the_targets_embedding_runs_in_few_operations(name: str) -> None:
+    target = Target(CausalLM(model(KNOWN["llama"])), "target")
+    drafter = build("drafter", f"{name}:shared=true").example(target)
+    network: Any = drafter.decoder.model
+    assert HFRunner(network, few_operations=True).few_operations() is not None

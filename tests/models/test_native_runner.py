@@ -105,6 +105,24 @@ def both(kind: str, dtype: torch.dtype, **sizes: Any) -> tuple[CausalLM, CausalL
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_without_weights_run_as_they_are(dtype: torch.dtype) -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    config = AutoConfig.for_model("olmo", **sizes, pad_token_id=0)
+    config.hidden_size, config.num_attention_heads = 192, 6
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    decoder = CausalLM(model)
+    choose_kernels(decoder, Loading(compile=True))
+    assert not isinstance(decoder.runner, NativeRunner)
+
+
+def test_a_head_that_reads_other_sizes_than_layers_write() -> None:
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_attention_heads": 4}
+    config = AutoConfig.for_model("opt", vocab_size=61, num_hidden_layers=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert CausalLM(model)._behind_head is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_product_is_torchs_and_keeps_its_bits(dtype: torch.dtype, threads: int) -> None:
     before, eps = torch.get_num_threads(), torch.finfo(dtype).eps

@@ -689,7 +689,7 @@ def test_nothing_is_generated_before_the_model_is_warm(engine: Engine) -> None:
         state = running.state
     seen = list[bool]()
     state.worker = Worker(engine.target, lambda key: engine, state.metrics, 1)
-    state.warm_up = lambda: seen.append(state.worker.alive)  # type: ignore[method-assign]
+    state.warm_up = lambda: seen.append(state.worker._thread.is_alive())  # type: ignore[method-assign]
     state.begin()
     assert seen == [False]
     assert state.worker.alive

@@ -16,6 +16,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
@@ -742,3 +743,12 @@ def test_options_are_checked(folder: str) -> None:
     with pytest.raises(UserError, match="adapter is 'x', allowed is None with a loaded model"):
         load(Target.load(folder), adapter="x")
     assert asdict(Target.load(folder).loading) == asdict(Loading())
+
+
+def test_weights_that_a_model_reads_by_itself_keep_their_bits() -> None:
+    sizes = {"hidden_size": 32, "state_size": 8, "time_step_rank": 32, "expand": 2}
+    config = AutoConfig.for_model("mamba", vocab_size=64, num_hidden_layers=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    round_to_four_bits(model)
+    assert any(isinstance(module, Int4Linear) for module in model.modules())
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()

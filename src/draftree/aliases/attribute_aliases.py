@@ -212,7 +212,7 @@ RESULT_READERS: Mapping[str, Reader] = by_reader(
     (lambda c: "assistant", "role"),
     ("prompt_ids", "prompt_token_ids"),
     ("prompt", "prompt_text"),
-    (lambda c: c.prompt + c.text, "full_text text_with_prompt"),
+    ("full_text", "text_with_prompt"),
     (lambda c: len(c.prompt_ids), "prompt_tokens num_prompt_tokens prompt_eval_count input_tokens"),
     (lambda c: len(c.prompt_ids) + len(c.tokens), "total_tokens"),
     (lambda c: Usage(len(c.prompt_ids), len(c.tokens)), "usage"),

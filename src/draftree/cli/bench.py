@@ -150,6 +150,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     """Measure the speed of drafters and policies on a file of prompts, in turns with plain decoding."""
     from draftree.cli import arguments, cost_charts, terminal
     from draftree.evaluation.bench import Bench, with_fixed_costs
+    from draftree.evaluation.report_text import name_of
     from draftree.evaluation.result_file import assemble_result
     from draftree.evaluation.step_profile import per_token
     from draftree.evaluation.time_estimate import plain_seconds
@@ -157,6 +158,10 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     asked = asked.with_default_out("bench")
     if asked.profile is not None:
         cost_charts.require_matplotlib()
+        if asked.machine:
+            raise UserError(
+                "--profile is given with --machine, allowed is one of them: a simulated machine has no times of its parts"
+            )
     if asked.all_turns and asked.repeats > 1:
         raise UserError(
             f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once"
@@ -186,11 +191,8 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
             result = assemble_result(
                 work, {"": (done, work.prices)}, about, ready.categories(requests), tell
             )
-        if asked.profile is not None and not result["simulated"]:
-            bars = {
-                " ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r)
-                for r in result["rows"]
-            }
+        if asked.profile is not None:
+            bars = {name_of(r): per_token(r) for r in result["rows"]}
             told = (
                 f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"
             )
@@ -243,7 +245,9 @@ def run_requests(ready: "PreparedRun", asked: BenchOptions) -> None:
         rule = None if cell.acceptor is None else build("acceptor", cell.acceptor)
         known = work.engines.get((cell.drafter or "", cell.policy or ""))
         serving[cell] = (
-            plain_engine(work.target) if known is None else replace(known, acceptor=rule)
+            plain_engine(work.target)
+            if known is None
+            else replace(known, acceptor=rule, learned={})
         )
     coming = {
         cell: [work.at_temperature(request, cell.temperature) for request in requests]
@@ -267,7 +271,8 @@ def run_requests(ready: "PreparedRun", asked: BenchOptions) -> None:
         return
     how = f", {asked.arrivals:g} a second" if asked.arrivals else ""
     title = f"{len(requests)} prompts of suite {ready.suite.name}{how}; saved in {asked.out}"
-    terminal.output().print(terminal.table(title, [served_row(row) for row in rows]))
+    acceptors = any(row["rule"] for row in rows)
+    terminal.output().print(terminal.table(title, [served_row(row, acceptors) for row in rows]))
 
 
 @dataclass(frozen=True)
@@ -416,11 +421,13 @@ def run_with_journal(
         what: name of the work in the progress display.
     """
     from draftree.cli import terminal
-    from draftree.evaluation.resume import Journal
+    from draftree.evaluation.resume import Journal, digest, files_of
 
     key = {k: v for k, v in about.items() if k not in ("date", "command")} | {
         "cells": [asdict(c) for c in work.cells],
         "costs": {d: asdict(c) for d, c in fixed.items()},
+        "prompts": digest(work.requests),
+        "files": {d: files_of(d) for d in dict.fromkeys(c.drafter for c in work.cells) if d},
     }
     journal = Journal(out.with_name(out.name + ".partial"), key)
     again = f"the same command goes on from '{journal.path}'"

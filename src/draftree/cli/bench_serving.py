@@ -61,21 +61,27 @@ def serve_batches(
 
 
 def cell_fields(cell: "Cell") -> dict[str, Any]:
-    """Return the fields of a row that identify its cell: drafter, policy and temperature.
+    """Return the fields of a row that identify its cell: drafter, policy, temperature, acceptor.
 
-    For plain decoding, drafter and policy are None.
+    For plain decoding, drafter and policy are None. The acceptor's field `rule` is None if no
+    acceptor was named.
     """
-    return {"drafter": cell.drafter, "policy": cell.policy, "temperature": cell.temperature}
+    return {
+        "drafter": cell.drafter,
+        "policy": cell.policy,
+        "temperature": cell.temperature,
+        "rule": cell.acceptor,
+    }
 
 
 def _tell_more(tell: "Tell", done: int, more: int) -> None:
     tell(done + more)
 
 
-def served_row(row: Mapping[str, Any]) -> dict[str, str]:
+def served_row(row: Mapping[str, Any], acceptors: bool = False) -> dict[str, str]:
     """Return a row of figures of served requests as texts by column heading.
 
-    Times are in milliseconds, as median and 99th percentile.
+    Times are in milliseconds, as median and 99th percentile. `acceptors` adds a column of acceptors.
     """
 
     def times(name: str) -> str:
@@ -91,6 +97,7 @@ def served_row(row: Mapping[str, Any]) -> dict[str, str]:
         **batch,
         "drafter": row["drafter"] or "plain",
         "policy": row["policy"] or "",
+        **({"acceptor": row["rule"] or ""} if acceptors else {}),
         "T": f"{row['temperature']:g}",
         "tokens/s": f"{row['tokens_per_second']:.1f}",
         **gain,

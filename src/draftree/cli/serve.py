@@ -170,16 +170,19 @@ def serve_options(asked: ServeCommand) -> ServeOptions:
 def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
     """Serve replicas under Ray until a signal ends the program."""
     from draftree.cli import arguments
+    from draftree.engine import usual_policy
     from draftree.integrations import ray
 
     drafter = arguments.drafter(asked.drafter, asked.target)
+    named = asked.drafter and drafter
+    policy = asked.policy or usual_policy(asked.target, named, asked.loading["device"])
     with listen(options.host, options.port):
         pass  # a port that is taken gets our own message
     ray.serve_replicas(
         ray.Replicas(
             asked.target,
             drafter,
-            asked.policy,
+            policy,
             asked.ray or 1,
             loading=asked.loading,
             serving=options,

@@ -64,6 +64,7 @@ class ADED(DatastoreMethod):
         prompt: whether all n-grams of a prompt count once when it is read.
         session: whether the weights that a text added are kept for later texts. Otherwise each text
             begins with the datastore alone.
+        memory: largest number of n-grams of earlier texts that are kept.
     """
 
     n: int | None = knob(None, least=2, most=4)
@@ -74,6 +75,7 @@ class ADED(DatastoreMethod):
     cap: float = knob(3.0, above=0)
     prompt: bool = True
     session: bool = True
+    memory: int = knob(200_000, least=1)
 
     @override
     def open(self, target: Target) -> "ADEDDrafter":
@@ -258,5 +260,9 @@ class ADEDDrafter(Drafter[ADEDState]):
     def _extend_memory(self, state: ADEDState, rows: Ints) -> Increments:
         """Return the memory with the increments of some sequences added."""
         return state.memory.plus(
-            [state.rows[row] for row in rows], self.grams.n, self._by.width, self._most
+            [state.rows[row] for row in rows],
+            self.grams.n,
+            self._by.width,
+            self._most,
+            self.knobs.memory,
         )

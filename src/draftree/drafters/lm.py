@@ -56,7 +56,8 @@ def language_model(small: Target, target: Target) -> "LMDrafter":
             tokenizer.
     """
     capture = target.decoder.capture.of(small.decoder.model)
-    if capture.ladder.few and not small.decoder.capture.ladder.few:
+    # If the model runs eagerly, its recorded passes were not those it runs eagerly.
+    if capture.ladder.few and small.decoder.capture.ladder.few:
         small.decoder.use_capture(capture)
     return LMDrafter(small, None if _same_tokens(small, target) else Shared.of(target, small))
 

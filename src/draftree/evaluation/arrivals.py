@@ -120,7 +120,7 @@ def measure_arrivals(
 ) -> dict[str, Any]:
     """Return the figures of requests that arrive at given times, measured after a warm-up."""
     engine.set_limits(**vars(limits))
-    serve_arrivals(engine, [replace(requests[0], max_new_tokens=2)], np.zeros(1))
+    _warm_up(engine, requests[:1])
     return figures_of_run(*serve_arrivals(engine, requests, times, advance))
 
 
@@ -135,8 +135,8 @@ def measure_batches(
 
     Each batch runs to its end. Engines take turns after every batch, so that other work on the
     machine affects all of them equally. Requests that do not fill a batch are left out. Each engine
-    first runs a warm-up batch that is not timed. Before it, the drafter's memory of earlier answers
-    is dropped, because runs with another size may have answered the same requests.
+    first runs a warm-up batch that is not timed. After it, what the engine has kept of its prompts
+    and of other runs is dropped, because the same requests are timed.
 
     Args:
         engines: engines to compare, by any name.
@@ -150,13 +150,8 @@ def measure_batches(
         {name: list[float]() for name in engines},
     )
     for name, engine in engines.items():
-        engine.carried = None
         engine.set_limits(**(vars(limits) | {"max_sequences": size}))
-        serve_arrivals(
-            engine,
-            [replace(each, max_new_tokens=2) for each in requests[name][:size]],
-            np.zeros(size),
-        )
+        _warm_up(engine, requests[name][:size])
     for count, (name, batch) in enumerate(_alternate(requests, size), 1):
         found, took = serve_arrivals(engines[name], batch, np.zeros(size))
         served[name] += found
@@ -167,6 +162,14 @@ def measure_batches(
         | {"seconds_of_batches": seconds[name]}
         for name in engines
     }
+
+
+def _warm_up(engine: Engine, requests: Sequence[Request]) -> None:
+    """Generate two tokens of each request, and drop everything that the engine keeps of texts."""
+    short = [replace(each, max_new_tokens=2) for each in requests]
+    serve_arrivals(engine, short, np.zeros(len(short)))
+    engine.forget()
+    engine.carried = None
 
 
 def _alternate(

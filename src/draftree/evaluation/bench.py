@@ -242,13 +242,29 @@ class Bench:
     def remember(self, requests: Sequence[Request]) -> None:
         """Generate the texts of earlier requests again for drafters and policies to learn from.
 
-        The memory of drafters and policies is not saved, so a resumed run has to rebuild it.
+        The memory of drafters and policies is not saved, nor are the caches of a conversation, so a
+        resumed run has to rebuild them.
         """
-        for (drafter, policy), engine in self.engines.items():
-            if engine.drafter.remembers or engine.policy.start() is not None:
-                for cell in (c for c in self.cells if (c.drafter, c.policy) == (drafter, policy)):
-                    for request in requests:
-                        self.write(cell, request, last=True)
+        conversation = [r for r in requests if self._precedes(r, len(requests))]
+        for cell in self.cells:
+            engine = self.engines.get((cell.drafter or "", cell.policy or ""))
+            learns = engine is not None and (
+                engine.drafter.remembers or engine.policy.start() is not None
+            )
+            for request in requests if learns else conversation:
+                self.write(cell, request, last=True)
+
+    def _precedes(self, request: Request, index: int) -> bool:
+        """Return whether a request is an earlier turn of the conversation of another request.
+
+        Args:
+            request: a request.
+            index: number of the other request.
+        """
+        if not self.converses or index >= len(self.requests):
+            return False
+        later = self.requests[index].number
+        return later >= QUESTION_STRIDE and (later - request.number) % QUESTION_STRIDE == 0
 
     def warm(self) -> None:
         """Generate a few tokens with every cell as a warm-up before timing.

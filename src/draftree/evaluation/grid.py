@@ -52,7 +52,7 @@ class PromptResult:
 
     @property
     def stats(self) -> Stats:
-        """Return the first repeat's figures, with seconds that are means over all repeats.
+        """Return the first repeat's figures, with seconds and phases that are means over all repeats.
 
         All repeats have the same counts.
         """
@@ -61,6 +61,10 @@ class PromptResult:
             draft_seconds=statistics.fmean(s.draft_seconds for s in self.repeats),
             verify_seconds=statistics.fmean(s.verify_seconds for s in self.repeats),
             seconds=statistics.fmean(s.seconds for s in self.repeats),
+            phases={
+                name: statistics.fmean(s.phases.get(name, 0.0) for s in self.repeats)
+                for name in self.repeats[0].phases
+            },
         )
 
 

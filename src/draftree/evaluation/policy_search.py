@@ -6,6 +6,7 @@ of a machine.
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -60,7 +61,9 @@ def search_space(policy: Policy, named: Sequence[str] = ()) -> Space:
             top = min(bounds.most, bounds.below - 1, max(SPREAD * value, LEAST_SPREAD))
             found[f.name] = "whole", int(max(1, bounds.least)), int(top)
         elif isinstance(value, float) and value > 0:
-            found[f.name] = "share", value / SPREAD**2, min(bounds.most, SPREAD**2 * value)
+            low = max(value / SPREAD**2, bounds.least, math.nextafter(bounds.above, math.inf))
+            top = min(value * SPREAD**2, bounds.most, math.nextafter(bounds.below, -math.inf))
+            found[f.name] = "share", low, top
     for name in named:
         if name not in found:
             raise UnknownName("option that can be searched", name, found)
@@ -243,7 +246,8 @@ class OptionSearch:
     def _study(self, requests: Sequence[Request], tried: Space, storage: Path | None) -> Any:
         """Open or create the Optuna study of this search.
 
-        The study's name is a hash of target, drafter, policy, options, costs, seed and requests.
+        The study's name is a hash of target, drafter, policy, options, costs, seed, temperature and
+        requests.
         """
         try:
             import optuna
@@ -262,6 +266,7 @@ class OptionSearch:
             tried,
             costs,
             self.seed,
+            self.temperature,
             *map(key, requests),
         ]
         name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:16]

@@ -1,6 +1,8 @@
 """Store measurements of a benchmark as they are made, so that an interrupted run can resume."""
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -10,6 +12,7 @@ from typing import Any
 from draftree.errors import UserError
 from draftree.evaluation.grid import Cell, PromptResult
 from draftree.metrics import Stats, Step, Work
+from draftree.request import Request
 from draftree.utils.files import append, as_user_error, write_text
 
 
@@ -51,6 +54,29 @@ class Journal:
     def remove(self) -> None:
         """Delete the journal's file once the result is saved."""
         self.path.unlink(missing_ok=True)
+
+
+def digest(requests: Sequence[Request]) -> str:
+    """Return a hash of the prompts of requests."""
+    prompts = [list(map(int, request.prompt)) for request in requests]
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
+
+
+def files_of(spec: str) -> list[tuple[str, int, int]]:
+    """Return the name, size and time of change of each file of a drafter's checkpoint or datastore.
+
+    Args:
+        spec: spec of a drafter; paths are parts of it.
+    """
+    places = (Path(part) for part in re.split(r"[+:,=]", spec) if part)
+    found = [
+        file
+        for place in places
+        if place.exists()
+        for file in (sorted(place.rglob("*")) if place.is_dir() else [place])
+        if file.is_file()
+    ]
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
 
 
 def _parse_result(line: Any) -> PromptResult:

@@ -61,7 +61,10 @@ UNSUPPORTED_OPTIONS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "is_assistant": ((False,), "false; draftree drafts for a model, and not with it"),
     "token_healing": ((False,), "false; heal the prompt before"),
     "use_cache": ((True,), "true; draftree always keeps keys and values"),
-    "cache_implementation": (("dynamic",), "none; draftree has a cache of its own"),
+    "cache_implementation": (  # hybrid stands in configs of Gemma, and transformers ignores it
+        ("dynamic", "hybrid"),
+        "none; draftree has a cache of its own",
+    ),
     "output_attentions": (
         (False,),
         "false; passes over trees have other attentions than plain decoding's",
@@ -332,6 +335,11 @@ def rename_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[s
                 raise UserError(f"{name} is given, but {told}")
             if theirs in options or theirs in found:
                 raise UserError(f"{theirs} and {name} are given, allowed is one of them")
+            if ours == "stop_ids":  # they end a text like EOS, which still does
+                given = options.get("generation_config") or config
+                value = sorted({*id_list(value), *id_list(given.eos_token_id)})
+            elif ours == "stop" and not value:
+                value = None
             found[theirs] = value
             continue
         if name in ("sampling_params", "drafter", "policy", "acceptor", "stream", "callback"):
@@ -340,6 +348,11 @@ def rename_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[s
             )
         found[name] = value
     return found
+
+
+def id_list(given: Any) -> list[int]:
+    """Return token ids that are given as one id, several or None."""
+    return [] if given is None else [given] if isinstance(given, int) else list(given)
 
 
 def check_ids(inputs: Any) -> None:

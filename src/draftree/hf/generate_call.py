@@ -436,8 +436,8 @@ def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
     if (
         type(processor) is stock.PrefixConstrainedLogitsProcessor
     ):  # the user's function need not know other texts of its sequence
-        ask = processor._prefix_allowed_tokens_fn
-        return stock.PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
+        ask, each = processor._prefix_allowed_tokens_fn, processor._num_beams
+        return stock.PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row // each, ids), 1)
     return (
         processor
         if type(processor) in ROW_INDEPENDENT

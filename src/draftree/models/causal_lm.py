@@ -309,9 +309,9 @@ class CausalLM:
             *(partial(torch.mul, other=factor) for factor in factors),
         ]
         with torch.no_grad():
-            probe = torch.linspace(-3, 3, self.hidden_size, device=self.device, dtype=self.dtype)[
-                None
-            ]
+            # The head of OPT-350m reads fewer numbers than a layer writes.
+            width = int(getattr(self._head, "in_features", self.hidden_size))
+            probe = torch.linspace(-3, 3, width, device=self.device, dtype=self.dtype)[None]
             wanted, raw = self._through_model(probe).float(), self._raw_logits(probe).float()
             fitted = float((wanted * raw).sum() / raw.square().sum().clamp(min=1e-12))
             known.append(lambda x: x * fitted)  # MiniCPM3 scales the head's input

@@ -6,10 +6,13 @@ tests on a CPU.
 
 import itertools
 import logging
+import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, final
 
@@ -143,10 +146,9 @@ class Graphs(Capture):
                 len(self._known) >= MAX_RECORDED_GRAPHS
             ):  # old ones belong to grown or deleted caches
                 self._known.clear()
-            lying = {name: t.clone() for name, t in given.items()}
             self._tally.count += 1
             try:
-                self._known[kind] = lying, *self._record(lambda: body(lying))
+                self._known[kind] = self._record_pass(given, body)
             except Exception as error:
                 made = body(given)  # raises errors that are not due to recording
                 self._give_up(error)
@@ -161,6 +163,26 @@ class Graphs(Capture):
         )  # a drafter keeps what it made of one node while it reads the next
         _copy(list(zip(kept, made, strict=True)))
         return kept
+
+    def _record_pass(
+        self, given: InputTensors, body: Pass
+    ) -> tuple[dict[str, Tensor], Callable[[], None], OutputTensors]:
+        """Record a pass, on the device of its inputs; return its inputs, replay and results.
+
+        If there is no memory for it, recordings of grown or deleted caches are dropped first.
+        """
+        for last in (False, True):
+            try:
+                lying = {name: t.clone() for name, t in given.items()}
+                with on_device_of(lying):
+                    return lying, *self._record(partial(body, lying))
+            except torch.OutOfMemoryError:
+                if last or not self._known:
+                    raise
+            self._known.clear()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        raise AssertionError("the second attempt returns or raises")
 
     @property
     @override
@@ -178,6 +200,12 @@ class Graphs(Capture):
     @override
     def of(self, network: nn.Module) -> Capture:
         return Graphs(self._record, type(network).__name__, self._tally)
+
+
+def on_device_of(tensors: InputTensors) -> AbstractContextManager[Any]:
+    """Return a context in which the GPU of some tensors is torch's current device."""
+    device = next(iter(tensors.values())).device
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def run_eagerly(given: InputTensors, body: Pass) -> OutputTensors:
@@ -242,26 +270,39 @@ def _address(tensor: Tensor) -> int:
 
 @final
 class _CUDAGraphs:
-    """Record functions as CUDA graphs that share one memory pool, as they run in turn."""
+    """Record functions as CUDA graphs that share one memory pool, as they run in turn.
+
+    All are recorded on one stream, because CUDA's libraries keep memory for each stream.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._stream: Any = None
+        self._graphs = weakref.WeakSet[Any]()
 
     def __call__(
         self, work: Callable[[], OutputTensors]
     ) -> tuple[Callable[[], None], OutputTensors]:
         """Record a function after two runs on another stream, as torch's manual recommends."""
         cuda: Any = torch.cuda
-        side = cuda.Stream()
-        side.wait_stream(cuda.current_stream())
-        with cuda.stream(side):
+        before = cuda.current_stream()
+        if self._stream is None:
+            self._stream = cuda.Stream()
+        self._stream.wait_stream(before)
+        with cuda.stream(self._stream):
             for _ in range(2):
                 work()
-        cuda.current_stream().wait_stream(side)
-        if self._pool is None:
+        before.wait_stream(self._stream)
+        if not self._graphs:  # torch frees a pool with the last graph that uses it
             self._pool = cuda.graph_pool_handle()
         graph = cuda.CUDAGraph()
         # Other threads of a server may allocate memory meanwhile.
-        with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            made = work()
+        mode = {"stream": self._stream, "capture_error_mode": "thread_local"}
+        try:
+            with cuda.graph(graph, pool=self._pool, **mode):
+                made = work()
+        except BaseException:
+            cuda.set_stream(before)  # torch leaves the stream of the recording
+            raise
+        self._graphs.add(graph)
         return graph.replay, made

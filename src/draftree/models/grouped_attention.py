@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
+from draftree.errors import UserError
 from draftree.models.backend_names import GROUPED
 
 MAX_GROUPED_TOKENS = 256
@@ -54,7 +55,13 @@ def grouped_attention(
 
     Returns:
         The output [B, n, H, W], and None in place of attention weights.
+
+    Raises:
+        UserError: the layer has attention sinks, which neither this function nor `sdpa` computes.
     """
+    if others.get("s_aux") is not None:
+        told = f"{type(module).__name__} has attention sinks, which 'grouped' does not compute"
+        raise UserError(f"{told}: allowed attn_implementation is eager or draftree")
     (_, heads, n, _), (_, groups, slots, _) = query.shape, value.shape
     each, mask = heads // groups, attention_mask
     if (

@@ -28,8 +28,10 @@ from draftree.models.llama_structure import (
     child_names,
     epsilon,
     first_linears,
+    is_rms_norm,
     linears,
     module_kind,
+    norms,
 )
 from draftree.models.numeric_agreement import differs_by_rounding, relative_distance
 from draftree.models.one_pass_caches import PassThroughCache
@@ -130,7 +132,7 @@ class LlamaLayers:
             return False
         ids = (
             torch.arange(TRIAL_TOKENS, device=device)[None]
-            % self._stack.embed_tokens.num_embeddings
+            % self._model.config.get_text_config(decoder=True).vocab_size
         )
         mask = causal_mask(TRIAL_TOKENS, self._stack.norm.weight)
         logits, hidden = self(
@@ -291,16 +293,7 @@ def _fits(module: Any) -> bool:
     if found is None or any(type(each) is not nn.Linear for each in found):
         return False
     attention = module.self_attn
-    norms = [module.input_layernorm, module.post_attention_layernorm]
-    norms += [
-        norm
-        for name in ("q_norm", "k_norm")
-        if (norm := getattr(attention, name, None)) is not None
-    ]
-    if any(
-        epsilon(norm) == 0 or [name for name, _ in norm.named_parameters()] != ["weight"]
-        for norm in norms
-    ):
+    if not all(map(is_rms_norm, norms(module))):
         return False
     placed = {(p.dtype, p.device) for p in module.parameters()}
     known = isinstance(getattr(attention, "head_dim", None), int) and isinstance(

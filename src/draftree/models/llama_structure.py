@@ -47,6 +47,21 @@ def linears(layer: Any) -> list[Any] | None:
     return [*first_linears(attention), attention.o_proj, *first_linears(mlp), mlp.down_proj]
 
 
+def is_rms_norm(norm: Any) -> bool:
+    """Return whether a norm has the parts of RMSNorm: one weight, and an ε."""
+    return [name for name, _ in norm.named_parameters()] == ["weight"] and epsilon(norm) != 0
+
+
+def norms(layer: Any) -> list[Any]:
+    """Return the norms of a Llama layer, those of a drafter's features and of heads included."""
+    places = (
+        (layer, ("input_layernorm", "post_attention_layernorm", "hidden_norm")),
+        (layer.self_attn, ("q_norm", "k_norm")),
+    )
+    found = [getattr(part, name, None) for part, names in places for name in names]
+    return [norm for norm in found if norm is not None]
+
+
 def epsilon(norm: Any) -> float:
     """Return the ε that a norm adds to the mean square."""
     return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))

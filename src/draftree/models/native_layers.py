@@ -24,7 +24,9 @@ from draftree.models.llama_structure import (
     child_names,
     epsilon,
     first_linears,
+    is_rms_norm,
     linears,
+    norms,
 )
 from draftree.models.native_linear import can_pack
 from draftree.models.numeric_agreement import differs_by_rounding
@@ -377,6 +379,8 @@ def fits(module: Any) -> bool:
         return False
     found = linears(module)
     if found is None or len({type(x) for x in found}) > 1 or not all(map(_packable, found)):
+        return False
+    if not all(isinstance(norm, nn.Identity) or is_rms_norm(norm) for norm in norms(module)):
         return False
     attention, mlp = module.self_attn, module.mlp
     dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}

@@ -187,8 +187,8 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Return whether the thread runs."""
-        return self._thread.is_alive()
+        """Return whether the thread runs, or has not been started yet."""
+        return self._thread.ident is None or self._thread.is_alive()
 
     @property
     def lanes(self) -> tuple[Speculative, ...]:

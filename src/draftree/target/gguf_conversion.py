@@ -26,6 +26,7 @@ from transformers import (
 
 from draftree.errors import UserError, format_value
 from draftree.models.architecture_checks import refuse_unsupported
+from draftree.target.gguf_config import complete_config
 from draftree.target.gguf_header import Header, read_header
 from draftree.target.no_loading_bar import no_loading_bar
 from draftree.utils.files import (
@@ -38,7 +39,7 @@ from draftree.utils.files import (
 from draftree.utils.hardware import return_memory
 
 LOG = logging.getLogger("draftree")
-MAGIC, LAYOUT = b"GGUF", 1
+MAGIC, LAYOUT = b"GGUF", 2
 """The first bytes of a GGUF file.
 
 `LAYOUT` is the version of the converted folder, which is part of its name.
@@ -336,8 +337,10 @@ def _dequantise(
     """
     from draftree.target.gguf_tensors import (
         architecture_of,
+        dtype_of,
         read_by_transformers,
         read_tensors,
+        rotary_tensors,
         write_config_file,
     )
 
@@ -347,13 +350,14 @@ def _dequantise(
         values = write_config_file(scratch / "config.gguf", reader)
         described = _source(scratch / "config.gguf")
     config = AutoConfig.from_pretrained(**described)
+    complete_config(path, config, headers[0].entries, rotary_tensors(reader))
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     kind = classes.get(type(config), None)
     refuse_unsupported(config, kind)
     with torch.device("meta"):
         model = kind(config)
     _check_size(path, model, headers)
-    dtype = _dtype(headers)
+    dtype = dtype_of(headers)
     how: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
     auto: Any = AutoModelForCausalLM
     with no_loading_bar():
@@ -361,7 +365,7 @@ def _dequantise(
             how["quantization_config"] = GgufConfig(dequantize=True)
             model, info = auto.from_pretrained(**source, **how)
         else:
-            tensors = read_tensors(reader, values, model, dtype)
+            tensors = read_tensors(path, reader, values, model, dtype)
             model, info = kind.from_pretrained(None, state_dict=tensors, **how)
             del tensors
     if missing := sorted(map(str, info["missing_keys"])):  # transformers would use random weights
@@ -384,16 +388,3 @@ def _tokenizer_class(config: PreTrainedConfig) -> Any:
     classes: Any = TOKENIZER_MAPPING
     kind = classes.get(type(config), PreTrainedTokenizerFast)
     return kind if issubclass(kind, PreTrainedTokenizerFast) else AutoTokenizer
-
-
-def _dtype(headers: Sequence[Header]) -> torch.dtype:
-    """Return the dtype for the tensors of a file.
-
-    F32 tensors decide only if all tensors are F32, because norms are F32 in any file.
-    """
-    from gguf import GGMLQuantizationType
-
-    kinds = {GGMLQuantizationType(kind).name for each in headers for kind in each.types.values()}
-    if "BF16" in kinds:
-        return torch.bfloat16
-    return torch.float32 if kinds <= {"F32"} else torch.float16

@@ -7,6 +7,7 @@ have the bits of transformers' loader. Nothing of either package is replaced. Im
 `gguf` is needed.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,11 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
+from draftree.errors import UserError
+from draftree.target.gguf_config import FREQUENCIES, LONG, SHORT
+from draftree.target.gguf_header import Header
 from draftree.target.gguf_reader import dequantise_in_large_groups
+from draftree.tree import Floats
 
 LISTS = ("tokens", "scores", "token_type", "merges", "precompiled_charsmap")
 """Lists of the tokenizer; of these, a config can depend only on the number of tokens."""
@@ -88,13 +93,18 @@ def write_config_file(out: Path, reader: GGUFReader) -> dict[str, Any]:
 
 
 def read_tensors(
-    reader: GGUFReader, values: dict[str, Any], model: PreTrainedModel, dtype: torch.dtype
+    path: Path,
+    reader: GGUFReader,
+    values: dict[str, Any],
+    model: PreTrainedModel,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Return the dequantised tensors of a file by transformers' names.
 
-    Tensors for which the model has no name are left out.
+    Tensors for which the model has no name are left out, such as those of rotary frequencies.
 
     Args:
+        path: the file.
         reader: reader of the file.
         values: the config's values, see `write_config_file`.
         model: the model that is to have the tensors, of which only the names are read.
@@ -102,6 +112,7 @@ def read_tensors(
 
     Raises:
         ValueError: `gguf` does not know the architecture.
+        UserError: the file has a bias that the model lacks.
     """
     architecture = architecture_of(reader)
     known = {name: key for key, name in MODEL_ARCH_NAMES.items()}
@@ -126,8 +137,32 @@ def read_tensors(
             made["tensors"][names[result.name]] = torch.from_numpy(np.copy(result.weights)).to(
                 dtype
             )
+        elif result.name is not None and result.name.endswith(".bias"):
+            raise UserError(
+                f"'{path}' has tensor {tensor.name}, which a {type(model).__name__} of this config lacks"
+            )
     tensors: dict[str, Tensor] = made["tensors"]
     return tensors
+
+
+def rotary_tensors(reader: GGUFReader) -> dict[str, Floats]:
+    """Return the tensors of a file by which rotary frequencies are divided, by their names."""
+    return {
+        tensor.name: np.array(tensor.data, np.float64).reshape(-1)
+        for tensor in reader.tensors
+        if tensor.name in (FREQUENCIES, LONG, SHORT)
+    }
+
+
+def dtype_of(headers: Sequence[Header]) -> torch.dtype:
+    """Return the dtype for the tensors of a file.
+
+    F32 tensors decide only if all tensors are F32, because norms are F32 in any file.
+    """
+    kinds = {GGMLQuantizationType(kind).name for each in headers for kind in each.types.values()}
+    if "BF16" in kinds:
+        return torch.bfloat16
+    return torch.float32 if kinds <= {"F32"} else torch.float16
 
 
 def map_names(

@@ -97,6 +97,8 @@ def merge_adapter(model: Any, loading: Loading) -> Any:
     return whole.merge_and_unload()
 
 
+READ_WEIGHTS = frozenset({"dt_proj"})
+"""Names of linear layers whose weights a model multiplies by itself, as Mamba and Jamba do."""
 RANK_TENSORS = {
     "LORA": ("lora_A.weight", "lora_embedding_A"),
     "LOHA": ("hada_w1_b",),
@@ -193,7 +195,7 @@ def round_to_four_bits(model: Any) -> None:
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if child is not head and can_round(child)
+        if child is not head and name not in READ_WEIGHTS and can_round(child)
     ]
     if not fitting:
         told = f"linear layers whose rows are multiples of {GROUP} and {ROWS} long"

@@ -1,7 +1,7 @@
 """Handle prompt arguments that are named as in other tools."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -10,7 +10,7 @@ from draftree.aliases import CHAT, OPTION, PROMPT, canonical_name
 from draftree.aliases.attribute_aliases import Resource
 from draftree.aliases.conversions import options_in
 from draftree.data.prompts import is_chat, question
-from draftree.errors import UserError
+from draftree.errors import UserError, format_value
 
 ChatFunction = TypeVar("ChatFunction", bound=Callable[..., Any])
 
@@ -69,10 +69,12 @@ def of_template(
         names: names of options that are values of the template.
 
     Raises:
-        UserError: the system message is given twice.
+        UserError: the system message is given twice, or `chat_template_kwargs` is no object.
     """
     values = {name: value for name in names if (value := options.pop(name, None)) is not None}
-    values |= values.pop("chat_template_kwargs", {})
+    if not isinstance(more := values.pop("chat_template_kwargs", {}), Mapping):
+        raise UserError(f"chat_template_kwargs is {format_value(more)}, allowed is an object")
+    values |= more
     for name in [name for name in options if canonical_name(CHAT, name, ["system"]) == "system"]:
         if (given := options.pop(name)) and system is not None:
             raise UserError(f"system and {name} are given, allowed is one of them")
@@ -86,7 +88,9 @@ def after_history(messages: Any, options: dict[str, Any]) -> Any:
     if not history or not is_chat(history):
         return messages
     del options["history"]
-    return [*history, *(question(messages) if isinstance(messages, str) else messages)]
+    if isinstance(messages, str):
+        messages = question(messages)
+    return [*history, *([messages] if isinstance(messages, Mapping) else messages)]
 
 
 ECHO, STOP = ("echo", "return_full_text", "include_prompt"), ("include_stop_str_in_output",)

@@ -89,6 +89,7 @@ class Completion(HintingText):
         pieces: the text that each token added.
         prompt_ids: the ids of the prompt.
         prompt: the text of the prompt; for a chat, as rendered by the template.
+        separator: a space if the tokenizer drops the one with which the response begins.
     """
 
     kind_of_name: ClassVar[str] = RESULT
@@ -104,6 +105,12 @@ class Completion(HintingText):
     pieces: list[str] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
     prompt: str = ""
+    separator: str = ""
+
+    @property
+    def full_text(self) -> str:
+        """Return prompt and response as one text."""
+        return self.prompt + self.separator + self.text
 
     def __str__(self) -> str:
         """Return the text."""
@@ -157,7 +164,7 @@ def whole_text(written: Any, echo: bool, stop: bool) -> Any:
         return written
     if isinstance(written, list):
         return [whole_text(one, echo, stop) for one in written]
-    text = written.prompt * echo + written.text + (written.stop or "") * stop
+    text = (written.full_text if echo else written.text) + (written.stop or "") * stop
     return replace(written, text=text, pieces=[])
 
 
@@ -224,10 +231,21 @@ class Reading:
             stats,
             [t.text for t in self.tokens],
             [*self._prompt],
-            ""
-            if self._tokenizer is None
-            else str(self._tokenizer.decode([*self._prompt], skip_special_tokens=True)),
+            "" if self._tokenizer is None else self._decode([*self._prompt]),
+            self._separator(),
         )
+
+    def _decode(self, ids: list[int]) -> str:
+        assert self._tokenizer is not None
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _separator(self) -> str:
+        """Return the space that the response has only behind the prompt, or an empty text."""
+        if self._tokenizer is None or not self.tokens:
+            return ""
+        before, first = [*self._prompt[-4:]], [self.tokens[0].id]
+        spaced = f"{self._decode(before)} {self._decode(first)}"
+        return " " if self._decode(before + first) == spaced else ""
 
 
 @final

@@ -34,13 +34,20 @@ class HostClock:
 
 @final
 class EventClock:
-    """Measure time on a GPU's current stream by CUDA events."""
+    """Measure time on a GPU's current stream by CUDA events.
+
+    Args:
+        device: the GPU; by default torch's current one.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
 
     def mark(self) -> Any:
         """Return an event that the device reaches after all work that was queued so far."""
         cuda: Any = torch.cuda
         event = cuda.Event(enable_timing=True)
-        event.record()
+        event.record(*([] if self._device is None else [cuda.current_stream(self._device)]))
         return event
 
     def seconds(self, first: Any, last: Any) -> float:
@@ -50,4 +57,4 @@ class EventClock:
 
 def clock_of(device: torch.device) -> DeviceClock:
     """Return the clock for a device."""
-    return EventClock() if device.type == "cuda" else HostClock()
+    return EventClock(device) if device.type == "cuda" else HostClock()

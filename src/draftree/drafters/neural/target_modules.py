@@ -24,7 +24,7 @@ class TargetEmbedding(nn.Module):
 
     Args:
         target: the target.
-        like: returns a tensor that has the dtype of the result.
+        like: returns a tensor that has the dtype and device of the result.
     """
 
     def __init__(self, target: Target, like: Callable[[], Tensor]) -> None:
@@ -33,7 +33,8 @@ class TargetEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [R, n, D] of tokens [R, n]."""
-        return self._target.decoder.embed(tokens).to(self._like().dtype)
+        decoder = self._target.decoder
+        return decoder.embed(tokens.to(decoder.device)).to(self._like())
 
 
 @final
@@ -91,4 +92,5 @@ class TargetHead(nn.Module):
             self._rows = self._target.decoder.head_for(
                 None if part is None else part.ids, self._raw, for_drafts=True
             )
-        return self._rows(states.to(self._target.decoder.dtype))
+        decoder = self._target.decoder
+        return self._rows(states.to(decoder.device, decoder.dtype)).to(states.device)

@@ -15,6 +15,10 @@ from draftree.drafters.retrieval.ngram_table import Table, number_of, read_succe
 from draftree.native import Array, native_as
 from draftree.tree import Floats, Ints
 
+IN_TEXTS = 1 << 40
+"""Number that is added to the increments of an n-gram for each occurrence in new texts, to mark it.
+"""
+
 
 class Increments(NamedTuple):
     """The increments of n-grams in earlier texts.
@@ -44,7 +48,9 @@ class Increments(NamedTuple):
             0,
         )
 
-    def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
+    def plus(
+        self, texts: Iterable["Adapted"], n: int, width: int, most: int, size: int
+    ) -> "Increments":
         """Return the number of increments of each n-gram in these and in finished texts together.
 
         An increment adds a fixed amount to an n-gram's weight; see `Weighting`. This object does
@@ -56,6 +62,8 @@ class Increments(NamedTuple):
             width: number of bits per token in the encoding of a context; see `ngram_table.py`.
             most: upper bound at which the sums are clipped; more increments would not change the
                 weight of an n-gram.
+            size: largest number of n-grams that are kept. Those with the fewest increments are
+                dropped, among equals those that the texts do not contain.
         """
         runs = [Counts(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
         for text in texts:
@@ -65,10 +73,15 @@ class Increments(NamedTuple):
                 Counts(
                     contexts(text.tokens, n, width)[there],
                     text.tokens[n - 1 :][there],
-                    times[there].astype(np.int64),
+                    times[there].astype(np.int64) + IN_TEXTS,
                 )
             )
         run = sum_equal_ngrams(concatenate(runs), n, width)
+        if len(run.times) > size:
+            rank = 2 * np.minimum(run.times % IN_TEXTS, most) + (run.times >= IN_TEXTS)
+            kept = np.sort(np.argsort(-rank, kind="stable")[:size])
+            run = Counts(*(column[kept] for column in run))
+        run = run._replace(times=run.times % IN_TEXTS)
         context, start = np.unique(run.context, return_index=True)
         start = np.append(start, len(run.token)).astype(np.int64)
         widest = int(np.diff(start).max(initial=0))
