@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
 from draftree.batch import SequenceBatch
-from draftree.costs.step_costs import CostSource
+from draftree.costs.step_costs import Costs, CostSource
 from draftree.costs.step_timings import StepTimes
 from draftree.drafters.base import Drafter
 from draftree.drafting.postponed import MAX_UNREAD_STEPS, PlainStep, join_steps
@@ -148,10 +148,8 @@ def step_and_read(
     drafter = parts.drafter
     policy = parts.policy
     acceptor = parts.acceptor
-    prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
-    beside = sum(len(chunk.tokens) for chunk in chunks)
-    if beside:
-        prices = prices.beside(beside / rows.live.size)
+    beside, start = sum(len(chunk.tokens) for chunk in chunks), time.perf_counter()
+    prices = prices_of_step(parts.costs, rows, beside)
     target.read_anew(rows.cache, rows.committed, rows.live)
     drawing = rows.drawing(acceptor.draw)
     draft = Drafting(
@@ -182,6 +180,16 @@ def step_and_read(
     for chunk in chunks:
         rows.follow(chunk.sequence)
     return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory), verified.read
+
+
+def prices_of_step(costs: CostSource, rows: SequenceBatch, beside: int) -> Costs:
+    """Return the costs of a step whose pass also reads `beside` prompt tokens."""
+    running = rows.live.size
+    if not beside:
+        return costs.at(rows.context, running)
+    later = running + len(rows.seated)
+    plain = costs.expected(rows.context, later).token * running / later
+    return costs.expected(rows.context, running).beside(beside / running, plain)
 
 
 def _step_without_drafts(

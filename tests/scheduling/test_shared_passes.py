@@ -383,12 +383,15 @@ def test_targets_that_cannot_share_read_prompts_apart() -> None:
 
 def test_costs_beside_a_chunk_are_what_nodes_add_to_a_wider_pass() -> None:
     costs = Costs({1: 0.1}, {1: 1.0, 4: 1.0, 8: 3.0})
-    wider = costs.beside(4)
+    wider = costs.beside(4, costs.token)
     assert wider.token == costs.token
     assert wider.target_seconds(4) == pytest.approx(1.0 + 3.0 - 1.5)
-    assert Costs({1: 0.1}, {1: 1.0, 2: 3.0, 3: 0.5}).beside(1).target_seconds(2) == 0.5, (
-        "costs stay above 0"
-    )
+    assert costs.beside(4, 0.25).token == 0.25, "a token saves less where later batches are larger"
+    assert costs.beside(4, 0.25).target_seconds(4) == pytest.approx(0.25 + 3.0 - 1.5)
+    flat = Costs({1: 0.1}, {1: 1.0, 4: 4.0, 8: 4.0}).beside(4, 1.0)
+    assert flat.target_seconds(2) == pytest.approx(1.0 + 3 / 4), "at least the average before"
+    falling = Costs({1: 0.1}, {1: 3.0, 2: 0.5, 3: 0.1})
+    assert falling.beside(1, 0.2).target_seconds(3) == pytest.approx(0.1), "costs stay above 0"
 
 
 def test_drafting_refuses_chunks_in_recorded_passes() -> None:

@@ -69,6 +69,10 @@ class CostTable:
             self._costs_by_shape[context, rows] = self._between(context, rows)
         return self._costs_by_shape[context, rows]
 
+    def expected(self, context: int, rows: int) -> Costs:
+        """Return the costs of a step, as `at` does."""
+        return self.at(context, rows)
+
     def needs_plain_step(self) -> bool:
         """Return False, because these costs are fixed."""
         return False

@@ -168,6 +168,11 @@ class Learner:
         return 0, None
 
 
+def round_up(context: int) -> int:
+    """Return a context rounded up to a length for which costs are computed."""
+    return -(-context // CONTEXT_STEP) * CONTEXT_STEP
+
+
 @final
 class OnlineCosts:
     """The costs of a target with a drafter, learnt from steps in use.
@@ -202,7 +207,7 @@ class OnlineCosts:
             context: number of tokens in the KV cache of the longest sequence.
             rows: the number of sequences.
         """
-        context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
+        context = round_up(context)
         expected, stale = self._costs(context, rows), self._undrafted >= STALE_AFTER_STEPS
         self._token = expected.token
         if self._runs_plain:
@@ -210,6 +215,10 @@ class OnlineCosts:
             return expected
         self._exploring = self._may_explore and (stale or self._uncertain(context, rows))
         return self._costs(context, rows, True, stale) if self._exploring else expected
+
+    def expected(self, context: int, rows: int) -> Costs:
+        """Return the expected costs of a step that explores nothing; arguments as for `at`."""
+        return self._costs(round_up(context), rows)
 
     def needs_plain_step(self) -> bool:
         """Return whether the next step is to run without drafts, so that its pass is timed.
@@ -246,7 +255,7 @@ class OnlineCosts:
 
     def _learn(self, step: StepTimes) -> None:
         self._steps += 1
-        context = -(-step.context // CONTEXT_STEP) * CONTEXT_STEP
+        context = round_up(step.context)
         if not step.beside:
             self._account(step)
             model = self.target.models["target"]

@@ -136,20 +136,32 @@ class Costs(Part):
             + (self.catch_up if work.frontiers else 0.0)
         )
 
-    def beside(self, tokens: float) -> "Costs":
+    def beside(self, tokens: float, plain: float) -> "Costs":
         """Return the costs of a step whose pass also reads prompt tokens.
 
-        Each sequence reads `tokens` of them. Their time is charged to the prompts. A pass over the
-        roots therefore costs the same as without prompt tokens. Each further node costs the seconds
-        that it adds to the wider pass.
+        The time of the prompt tokens is charged to the prompts. Each node costs the seconds that it
+        adds to the wider pass, but at least the average of the tokens before it: passes become
+        dearer with their width, and few wide ones have been timed. The roots cost what their tokens
+        would cost in the steps after the prompts have been read, because a token that is drafted
+        now saves a part of such a step.
+
+        Args:
+            tokens: number of prompt tokens for each sequence.
+            plain: seconds in which these steps generate a token of each sequence without drafts.
         """
         widths, least = np.array(sorted(self.target), np.float64), min(self.target.values())
-        more = self.targets(widths + tokens) - self.target_seconds(1 + tokens)
-        seconds = np.maximum(self.token + more, least)
+        before = self.target_seconds(1 + tokens)
+        average = (before - self.token) / tokens
+        more = np.maximum(self.targets(widths + tokens) - before, (widths - 1) * average)
+        seconds = np.maximum(plain + more, min(least, plain))
         return replace(self, target=dict(zip(widths.tolist(), seconds.tolist(), strict=True)))
 
     def at(self, context: int, rows: int) -> "Costs":
         """Return the object itself; costs by context and batch are selected by a `CostTable`."""
+        return self
+
+    def expected(self, context: int, rows: int) -> "Costs":
+        """Return the object itself, as `at` does."""
         return self
 
     def needs_plain_step(self) -> bool:
@@ -180,6 +192,9 @@ class CostSource(Protocol):
             context: number of tokens in the KV cache of the longest sequence.
             rows: the number of sequences.
         """
+
+    def expected(self, context: int, rows: int) -> Costs:
+        """Return the expected costs of a step that explores nothing; arguments as for `at`."""
 
     def needs_plain_step(self) -> bool:
         """Return whether the next step is to run without drafts, so that its pass is timed.

@@ -75,6 +75,10 @@ class RandomCosts:
         constants = dict(zip(CONSTANTS, seconds, strict=True))
         return Costs(draft, target, **constants)
 
+    def expected(self, context: int, rows: int) -> Costs:
+        """Return random costs."""
+        return self.at(context, rows)
+
     def needs_plain_step(self) -> bool:
         """Return at random whether the next step runs without drafts."""
         return self._rng.random() < 0.125
