@@ -171,7 +171,7 @@ def test_words_with_a_mark_but_no_call_are_all_sent(written: str) -> None:
 def test_references_lead_to_the_same_parts_of_a_schema() -> None:
     schema = {
         "$defs": {"City": {"type": "string", "default": {"$ref": "#/data"}}},
-        "properties": {"at": {"$ref": "#/$defs/City"}, "more": {"items": {"$ref": "#"}}},
+        "properties": {"at": {"$ref": "#/$defs/City"}, "default": {"items": {"$ref": "#"}}},
         "anyOf": [{"$ref": "https://example.org/other#/x"}, {"$ref": "#/$defs/City"}],
     }
     tools = [FunctionTool(name=name, parameters=schema) for name in ("look", "go")]
@@ -185,7 +185,7 @@ def test_references_lead_to_the_same_parts_of_a_schema() -> None:
                 else "#/properties/arguments"
             )
             assert moved["properties"]["at"] == {"$ref": f"{root}/$defs/City"}
-            assert moved["properties"]["more"]["items"] == {"$ref": root}
+            assert moved["properties"]["default"]["items"] == {"$ref": root}
             assert moved["$defs"] == schema["$defs"]
             assert moved["anyOf"][0] == {"$ref": "https://example.org/other#/x"}
             assert moved["anyOf"][1] == {"$ref": f"{root}/$defs/City"}

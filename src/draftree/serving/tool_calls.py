@@ -24,6 +24,8 @@ CALL_BEGINNING = re.compile(
 """Pattern for the beginning of a forced tool call, up to its arguments."""
 LITERALS = {"const", "enum", "default", "examples"}
 """Keywords of JSON schema whose values are data, not schemas."""
+MAPS_OF_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+"""Keywords of JSON schema whose values are schemas by any name."""
 CALL_OPENINGS = (MARK, "<|python_tag|>", "```json", "```\n{", "{", "[")
 """Beginnings of texts that may be tool calls. A text with another beginning is streamed at once."""
 
@@ -67,14 +69,15 @@ def move_references(schema: Any, root: str) -> Any:
         return [move_references(part, root) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: root + part[1:]
-        if key == "$ref" and isinstance(part, str) and (part == "#" or part.startswith("#/"))
-        else part
-        if key in LITERALS
-        else move_references(part, root)
-        for key, part in schema.items()
-    }
+
+    def moved(key: str, part: Any) -> Any:
+        if key == "$ref" and isinstance(part, str) and (part == "#" or part.startswith("#/")):
+            return root + part[1:]
+        if key in MAPS_OF_SCHEMAS and isinstance(part, dict):
+            return {name: move_references(one, root) for name, one in part.items()}
+        return part if key in LITERALS else move_references(part, root)
+
+    return {key: moved(key, part) for key, part in schema.items()}
 
 
 @dataclass(frozen=True)
