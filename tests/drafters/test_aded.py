@@ -410,19 +410,29 @@ def test_session_option_keeps_counts_for_later_texts() -> None:
 
 
 def test_the_memory_keeps_what_occurs_often_and_what_is_new() -> None:
-    drafter = ADEDDrafter(ADED(memory=3, prompt=False), Grams.none(3, 100))
-    often = step(drafter, read(drafter, [9, 1, 2]), 2, [3], 8)
-    memory = None
-    for text in ([often] * 2, [step(drafter, read(drafter, [7, 5, 6]), 6, [7], 8)]):
-        for state in text:
-            known = replace(state, memory=memory.memory) if memory else state
-            memory = drafter.carry(known)
-    assert memory is not None
-    assert len(memory.memory.token) == 3
-    new = {after(drafter, read(drafter, [5, 6], state=memory), [6]).get(7)}
-    assert new == {1.0}
-    assert after(drafter, read(drafter, [1, 2], state=memory), [2]) == {3: 1.0}
-    assert memory.memory.times.max() < 100
+    drafter = ADEDDrafter(ADED(memory=4, prompt=False), Grams.none(3, 100))
+    one, other = (
+        step(drafter, read(drafter, [9, 1, 2]), 2, [3], 8),
+        step(drafter, read(drafter, [7, 5, 6]), 6, [7], 4),
+    )
+
+    def kept(*texts: ADEDState) -> ADEDState:
+        memory = drafter.carry(texts[0])
+        for text in texts[1:]:
+            assert memory is not None
+            memory = drafter.carry(replace(text, memory=memory.memory))
+        assert memory is not None
+        assert len(memory.memory.token) == 4
+        assert memory.memory.times.max() < 100
+        return memory
+
+    def following(state: ADEDState, a: int, b: int) -> Q:
+        return after(drafter, read(drafter, [a, b], state=state), [b])
+
+    for first, second, often, rare in ((one, other, (1, 2), (5, 6)), (other, one, (5, 6), (1, 2))):
+        newer, older = kept(first, second), kept(first, first, second)
+        assert following(newer, *rare), "what is new stays"
+        assert following(older, *often), "what occurred twice stays"
 
 
 def test_a_prefix_that_is_reused_does_not_count_again() -> None:

@@ -14,6 +14,7 @@ from draftree.drafters.neural.draft_vocabulary import (
     offsets,
     vocabulary_from_offsets,
 )
+from draftree.models.accelerate_dispatch import move_to_device
 from draftree.target.target import Target
 from draftree.tree import DraftVocab, Ints
 
@@ -33,8 +34,9 @@ class TargetEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [R, n, D] of tokens [R, n]."""
-        decoder = self._target.decoder
-        return decoder.embed(tokens.to(decoder.device)).to(self._like())
+        decoder, like = self._target.decoder, self._like()
+        embedded = decoder.embed(move_to_device(tokens, decoder.device))
+        return move_to_device(embedded, like.device).to(like.dtype)
 
 
 @final
@@ -93,4 +95,5 @@ class TargetHead(nn.Module):
                 None if part is None else part.ids, self._raw, for_drafts=True
             )
         decoder = self._target.decoder
-        return self._rows(states.to(decoder.device, decoder.dtype)).to(states.device)
+        logits = self._rows(move_to_device(states, decoder.device).to(decoder.dtype))
+        return move_to_device(logits, states.device)
