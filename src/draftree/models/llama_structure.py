@@ -63,8 +63,9 @@ def norms(layer: Any) -> list[Any]:
 
 
 def epsilon(norm: Any) -> float:
-    """Return the ε that a norm adds to the mean square."""
-    return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
+    """Return the ε that a norm adds to the mean square, also of a norm that a kernel computes."""
+    own = vars(getattr(norm, "replaced_module", norm))
+    return float(own.get("variance_epsilon", own.get("eps", 0.0)))
 
 
 def module_kind(module: nn.Module) -> str:
