@@ -17,7 +17,7 @@ COMMON = "dtype=float64|float32|bfloat16|float16 draft_vocab>=0 init=target|scra
 """Options that trained drafters share, where a part's own line does not say otherwise."""
 BLOCKS = "layers>=1 block>=2 features>=1 mask>=0 gamma>=0 anchors>=1"
 ALLOWED = {
-    "aded": "n[2,4] top>=1 window>=1 increment>0 cap>0",
+    "aded": "n[2,4] top>=1 window>=1 increment>0 cap>0 memory>=1",
     "dflash": f"{BLOCKS} loss=ce|kl",
     "dspark": f"{BLOCKS} rank>=1 markov=vanilla|gated|rnn",
     "eagle": "feature_weight>=0 token_weight>=0 noise>=0 steps>=1 top_k>=0 top_weight>=0",

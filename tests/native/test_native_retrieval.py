@@ -182,7 +182,7 @@ def test_ngrams(seed: int, n: int, vocab: int, k: int, top: int) -> None:
     )
     by = Weighting(n, max(1, (vocab - 1).bit_length()), top, 0.04, 0.2)
     earlier = Adapted.empty().plus(few[numbers(draw, 4, 60)], n).with_increments(0, n)
-    memory = Increments.empty().plus([earlier], n, by.width, 3)
+    memory = Increments.empty().plus([earlier], n, by.width, 3, 1000)
     text = few[numbers(draw, 4, 400, least=1)]
     tokens, parents = random_tree(draw, 4, 6)
     tokens = few[tokens]

@@ -22,7 +22,7 @@ FREQUENCIES, LONG, SHORT = (
     "rope_factors_short.weight",
 )
 """Tensors by which rotary frequencies are divided: at any length, or in long and short texts."""
-LLAMA3 = {
+LLAMA3: Mapping[str, Any] = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
