@@ -33,7 +33,7 @@ from draftree.evaluation.grid import (
     product,
 )
 from draftree.evaluation.report_text import name_of
-from draftree.evaluation.resume import Journal, digest, files_of
+from draftree.evaluation.resume import Journal, files_of, hash_prompts
 from draftree.metrics import Stats, Step, Work
 from draftree.policies.chain import Chain
 from draftree.registry import part
@@ -788,8 +788,8 @@ def test_a_resumed_conversation_has_its_caches_in_all_ways() -> None:
 
 
 def test_a_journal_tells_the_prompts_and_the_files_of_drafters(tmp_path: Path) -> None:
-    assert digest([Request([1, 2], 3)]) == digest([Request([1, 2], 9)])
-    assert digest([Request([1, 2], 3)]) != digest([Request([1], 3), Request([2], 3)])
+    assert hash_prompts([Request([1, 2], 3)]) == hash_prompts([Request([1, 2], 9)])
+    assert hash_prompts([Request([1, 2], 3)]) != hash_prompts([Request([1], 3), Request([2], 3)])
     (tmp_path / "weights").write_text("a")
     for text in (str(tmp_path), f"eagle3:checkpoint={tmp_path},dtype=float32+suffix"):
         ((name, size, _),) = files_of(text)

@@ -421,12 +421,12 @@ def run_with_journal(
         what: name of the work in the progress display.
     """
     from draftree.cli import terminal
-    from draftree.evaluation.resume import Journal, digest, files_of
+    from draftree.evaluation.resume import Journal, files_of, hash_prompts
 
     key = {k: v for k, v in about.items() if k not in ("date", "command")} | {
         "cells": [asdict(c) for c in work.cells],
         "costs": {d: asdict(c) for d, c in fixed.items()},
-        "prompts": digest(work.requests),
+        "prompts": hash_prompts(work.requests),
         "files": {d: files_of(d) for d in dict.fromkeys(c.drafter for c in work.cells) if d},
     }
     journal = Journal(out.with_name(out.name + ".partial"), key)

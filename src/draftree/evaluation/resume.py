@@ -56,7 +56,7 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
 
-def digest(requests: Sequence[Request]) -> str:
+def hash_prompts(requests: Sequence[Request]) -> str:
     """Return a hash of the prompts of requests."""
     prompts = [list(map(int, request.prompt)) for request in requests]
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()

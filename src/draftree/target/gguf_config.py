@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from draftree.errors import UserError, format_value
 from draftree.tree import Floats
 
-FREQUENCIES, LONG, SHORT = (
+FREQUENCIES, LONG_FACTORS, SHORT_FACTORS = (
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
@@ -45,7 +45,7 @@ def complete_config(
         path: the file.
         config: the config that transformers has read; it is changed.
         entries: the entries of the header.
-        tensors: the tensors `FREQUENCIES`, `LONG` and `SHORT`, as far as the file has them.
+        tensors: the tensors `FREQUENCIES`, `LONG_FACTORS` and `SHORT_FACTORS`, as far as the file has them.
 
     Raises:
         UserError: the file scales frequencies in a way that is not known.
@@ -87,11 +87,17 @@ def _scaling(
     factor, known = (
         entries.get(f"{scaling}.{name}") for name in ("factor", "original_context_length")
     )
-    if LONG in tensors or SHORT in tensors:
-        if LONG not in tensors or SHORT not in tensors or known is None:
-            _refuse(path, f"{LONG}, {SHORT} and {scaling}.original_context_length together")
+    if LONG_FACTORS in tensors or SHORT_FACTORS in tensors:
+        if LONG_FACTORS not in tensors or SHORT_FACTORS not in tensors or known is None:
+            _refuse(
+                path,
+                f"{LONG_FACTORS}, {SHORT_FACTORS} and {scaling}.original_context_length together",
+            )
         found = {"rope_type": "longrope", "original_max_position_embeddings": int(known)}
-        found |= {"long_factor": tensors[LONG].tolist(), "short_factor": tensors[SHORT].tolist()}
+        found |= {
+            "long_factor": tensors[LONG_FACTORS].tolist(),
+            "short_factor": tensors[SHORT_FACTORS].tolist(),
+        }
         if (attention := entries.get(f"{scaling}.attn_factor")) is not None:
             found["attention_factor"] = float(attention)
         return found

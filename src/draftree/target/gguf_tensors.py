@@ -30,7 +30,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from draftree.errors import UserError
-from draftree.target.gguf_config import FREQUENCIES, LONG, SHORT
+from draftree.target.gguf_config import FREQUENCIES, LONG_FACTORS, SHORT_FACTORS
 from draftree.target.gguf_header import Header
 from draftree.target.gguf_reader import dequantise_in_large_groups
 from draftree.tree import Floats
@@ -150,7 +150,7 @@ def rotary_tensors(reader: GGUFReader) -> dict[str, Floats]:
     return {
         tensor.name: np.array(tensor.data, np.float64).reshape(-1)
         for tensor in reader.tensors
-        if tensor.name in (FREQUENCIES, LONG, SHORT)
+        if tensor.name in (FREQUENCIES, LONG_FACTORS, SHORT_FACTORS)
     }
 
 
