@@ -160,7 +160,7 @@ def ways(
     }
 
 
-def left(every: dict[str, Way], without: list[str]) -> dict[str, Way]:
+def leave_out(every: dict[str, Way], without: list[str]) -> dict[str, Way]:
     """Return the ways whose names begin with none of these texts.
 
     Raises:
@@ -272,7 +272,7 @@ def main() -> int:
         foreign |= vllm(args.vllm, Path(target.decoder.model.name_or_path)) if args.vllm else {}
         every = ways(target, stock, others, args.ours, args.assistant, foreign)
         every |= compiled(args.target, target.decoder.dtype) if args.static else {}
-        every = left(every, args.without)
+        every = leave_out(every, args.without)
     except UserError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2

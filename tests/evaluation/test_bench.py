@@ -34,6 +34,7 @@ from draftree.evaluation.grid import (
 )
 from draftree.evaluation.report_text import name_of
 from draftree.evaluation.resume import Journal, files_of, hash_prompts
+from draftree.evaluation.roofline import Machine
 from draftree.metrics import Stats, Step, Work
 from draftree.policies.chain import Chain
 from draftree.registry import part
@@ -819,6 +820,12 @@ def test_a_profile_of_a_simulated_machine_is_refused(
     assert run(*ask, "--profile", str(tmp_path / "p.svg"), "--out", str(tmp_path / "r.json")) == 2
     assert "--profile is given with --machine" in capsys.readouterr().err
     assert not list(tmp_path.glob("r.json*"))
+    costs = tmp_path / "costs.json"
+    Machine.load("h100-8b").table.save(costs)
+    ask = ["--suite", str(prompts), "--target", folder, "--costs", str(costs)]
+    assert run(*ask, "--profile", str(tmp_path / "p.svg"), "--out", str(tmp_path / "r.json")) == 2
+    assert "--costs of a simulated machine" in capsys.readouterr().err
+    assert not (tmp_path / "r.json").exists()
 
 
 def test_a_difference_is_told_with_its_place_and_margin() -> None:

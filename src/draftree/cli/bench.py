@@ -145,6 +145,9 @@ class BenchOptions(CellsOptions):
     as_json: AsJson = False
 
 
+NO_TIMES = "allowed is one of them: a simulated machine has no times of its parts"
+
+
 @dataclass_command
 def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     """Measure the speed of drafters and policies on a file of prompts, in turns with plain decoding."""
@@ -159,9 +162,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     if asked.profile is not None:
         cost_charts.require_matplotlib()
         if asked.machine:
-            raise UserError(
-                "--profile is given with --machine, allowed is one of them: a simulated machine has no times of its parts"
-            )
+            raise UserError(f"--profile is given with --machine, {NO_TIMES}")
     if asked.all_turns and asked.repeats > 1:
         raise UserError(
             f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once"
@@ -171,6 +172,8 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         run_requests(prepare(ctx, asked), asked)
         return
     ready = prepare(ctx, asked)
+    if asked.profile is not None and any(c.is_simulated for c in ready.fixed.values()):
+        raise UserError(f"--profile is given with --costs of a simulated machine, {NO_TIMES}")
     machines = arguments.machines_of_each(asked.machine, asked.costs, ready.drafters)
     engines, fixed = ready.load(), ready.fixed
     requests = ready.requests(engines)

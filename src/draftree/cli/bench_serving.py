@@ -81,7 +81,7 @@ def _tell_more(tell: "Tell", done: int, more: int) -> None:
 def served_row(row: Mapping[str, Any], acceptors: bool = False) -> dict[str, str]:
     """Return a row of figures of served requests as texts by column heading.
 
-    Times are in milliseconds, as median and 99th percentile. `acceptors` adds a column of acceptors.
+    Times are in milliseconds, as median and 99th percentile. `acceptors` adds a column of them.
     """
 
     def times(name: str) -> str:

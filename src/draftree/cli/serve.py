@@ -170,12 +170,10 @@ def serve_options(asked: ServeCommand) -> ServeOptions:
 def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
     """Serve replicas under Ray until a signal ends the program."""
     from draftree.cli import arguments
-    from draftree.engine import usual_policy
     from draftree.integrations import ray
 
     drafter = arguments.drafter(asked.drafter, asked.target)
-    named = asked.drafter and drafter
-    policy = asked.policy or usual_policy(asked.target, named, asked.loading["device"])
+    policy = policy_of(asked, drafter)
     with listen(options.host, options.port):
         pass  # a port that is taken gets our own message
     ray.serve_replicas(
@@ -188,6 +186,14 @@ def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
             serving=options,
         )
     )
+
+
+def policy_of(asked: ServeCommand, drafter: str) -> str:
+    """Return the spec of the policy: the named one, or the usual one for the drafter."""
+    from draftree.engine import usual_policy
+
+    named = asked.drafter and drafter  # an unnamed drafter has the policy of the target
+    return asked.policy or usual_policy(asked.target, named, asked.loading["device"])
 
 
 def model_name(target: str) -> str:
@@ -211,7 +217,7 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     import uvicorn
 
     from draftree.cli import arguments, terminal
-    from draftree.engine import load, usual_policy
+    from draftree.engine import load
     from draftree.serving.app import create_app
     from draftree.serving.state import ServerState
     from draftree.utils.hardware import bound_memory
@@ -220,9 +226,7 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     drafter = arguments.drafter(asked.drafter, asked.target)
     arguments.quiet()
     with terminal.busy("loading"):
-        policy = asked.policy or usual_policy(
-            asked.target, asked.drafter and drafter, asked.loading["device"]
-        )
+        policy = policy_of(asked, drafter)
         engine = load(asked.target, drafter, policy, **asked.loading)
     state = ServerState(engine, drafter, policy, options)
 

@@ -56,7 +56,7 @@ def language_model(small: Target, target: Target) -> "LMDrafter":
             tokenizer.
     """
     capture = target.decoder.capture.of(small.decoder.model)
-    # If the model runs eagerly, its recorded passes were not those it runs eagerly.
+    # A model that runs eagerly goes on so: its recorded passes may have given other results.
     if capture.ladder.few and small.decoder.capture.ladder.few:
         small.decoder.use_capture(capture)
     return LMDrafter(small, None if _same_tokens(small, target) else Shared.of(target, small))

@@ -245,7 +245,7 @@ class Bench:
         The memory of drafters and policies is not saved, nor are the caches of a conversation, so a
         resumed run has to rebuild them.
         """
-        conversation = [r for r in requests if self._precedes(r, len(requests))]
+        conversation = self._earlier_turns(requests)
         for cell in self.cells:
             engine = self.engines.get((cell.drafter or "", cell.policy or ""))
             learns = engine is not None and (
@@ -254,17 +254,12 @@ class Bench:
             for request in requests if learns else conversation:
                 self.write(cell, request, last=True)
 
-    def _precedes(self, request: Request, index: int) -> bool:
-        """Return whether a request is an earlier turn of the conversation of another request.
-
-        Args:
-            request: a request.
-            index: number of the other request.
-        """
-        if not self.converses or index >= len(self.requests):
-            return False
-        later = self.requests[index].number
-        return later >= QUESTION_STRIDE and (later - request.number) % QUESTION_STRIDE == 0
+    def _earlier_turns(self, done: Sequence[Request]) -> list[Request]:
+        """Return the finished requests that belong to the conversation of the next request."""
+        following = self.requests[len(done) :]
+        if not self.converses or not following or following[0].number < QUESTION_STRIDE:
+            return []
+        return [r for r in done if (following[0].number - r.number) % QUESTION_STRIDE == 0]
 
     def warm(self) -> None:
         """Generate a few tokens with every cell as a warm-up before timing.

@@ -21,7 +21,7 @@ def has_clocked_speedups(result: Result) -> bool:
 
 
 def name_of(row: ResultRow) -> str:
-    """Return a row's drafter and policy, with its acceptor, temperature and machine if it has them."""
+    """Return a row's drafter and policy, and its acceptor, temperature and machine, if any."""
     warm = f"T = {row['temperature']:g}" if row["temperature"] else None
     also = (row.get("rule"), warm, row.get("machine"))
     return " ".join(filter(None, (row["drafter"], row["policy"] or "", *also)))

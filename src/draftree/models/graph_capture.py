@@ -171,18 +171,21 @@ class Graphs(Capture):
 
         If there is no memory for it, recordings of grown or deleted caches are dropped first.
         """
-        for last in (False, True):
-            try:
-                lying = {name: t.clone() for name, t in given.items()}
-                with on_device_of(lying):
-                    return lying, *self._record(partial(body, lying))
-            except torch.OutOfMemoryError:
-                if last or not self._known:
-                    raise
-            self._known.clear()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        raise AssertionError("the second attempt returns or raises")
+        try:
+            return self._record_once(given, body)
+        except torch.OutOfMemoryError:
+            if not self._known:
+                raise
+        self._known.clear()
+        torch.cuda.empty_cache()
+        return self._record_once(given, body)
+
+    def _record_once(
+        self, given: InputTensors, body: Pass
+    ) -> tuple[dict[str, Tensor], Callable[[], None], OutputTensors]:
+        lying = {name: t.clone() for name, t in given.items()}
+        with on_device_of(lying):
+            return lying, *self._record(partial(body, lying))
 
     @property
     @override

@@ -179,7 +179,7 @@ class NativeLayer:
         sizes: the sizes of the layer.
         record: the layer in the form that the kernels read.
         eight_bits: whether weights are rounded to eight bits.
-        rotates: whether the attention rotates queries and keys, which some layers of SmolLM3 do not.
+        rotates: whether the attention rotates queries and keys. Some layers of SmolLM3 do not.
     """
 
     def __init__(self, module: Any, eight_bits: bool = False) -> None:
@@ -284,6 +284,8 @@ def run_layers(
 ) -> Tensor:
     """Run layers of the same sizes, one after the other, in one native call.
 
+    Either all of them rotate queries and keys, or none.
+
     Args:
         layers: the layers; at least one.
         x: [R, n, H] the residual stream before the first layer.
@@ -300,6 +302,7 @@ def run_layers(
         tokens.
     """
     x = x.contiguous()
+    angles = angles if layers[0].rotates else angles.without_rotation
     selected = outputs.selected
     out = torch.empty_like(x) if selected is None else x.new_empty(len(selected), x.shape[2])
     table = depths = None
@@ -421,7 +424,6 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     if not isinstance(wanted, Tensor):
         return False
     k, v = (x.new_empty(2, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
-    rotated = Angles.in_order(turned, 2, n)
-    given = rotated if ours.rotates else rotated.without_rotation, KVView(k, v, None, n), mask
+    given = Angles.in_order(turned, 2, n), KVView(k, v, None, n), mask
     found = run_layers([ours], x, *given, pairs=pairs)
     return differs_by_rounding(found, wanted, x, ours.weight_eps)

@@ -184,10 +184,9 @@ class NativeRunner(ModelRunner):
         logits = None if native is None else x.new_empty(kept, native.wide)
         head = Head(self._norm, None if native is None else native.record, normed, logits)
         masks = {kind: self._mask(kind, batch, cache) for kind in {kind for kind, *_ in self._runs}}
-        rotated = self._angles(batch, x)
+        angles = self._angles(batch, x)
         first = 0
-        for kind, rotates, length in self._runs:
-            angles = rotated if rotates else rotated.without_rotation
+        for kind, _, length in self._runs:
             end = first + length
             within = cache.writer(batch.starts, batch.width).within(first)
             assert within is not None, "passes that are recorded have a runner of their own"
@@ -233,7 +232,6 @@ class NativeRunner(ModelRunner):
         k, v = (x.new_empty(rows, sizes.kv_heads, n, sizes.head_dim) for _ in range(2))
         places = np.ascontiguousarray(positions.numpy()).reshape(-1)
         angles = Angles(*self._rope.cos_sin(x, int(places.max())), places)
-        angles = angles if self._layers[0].rotates else angles.without_rotation
         run_layers(self._layers[:1], x, angles, KVView(k, v, None, n), None, FIRST_PART)
         return k, v
 

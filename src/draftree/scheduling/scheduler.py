@@ -113,7 +113,7 @@ class Scheduler:
         """
         return sum(map(self._reserved_tokens, self._batch.entries))
 
-    def submit(self, request: Request, reading: Reading, figures: Stats = Stats()) -> Handle:
+    def submit(self, request: Request, reading: Reading, figures: Stats) -> Handle:
         """Add a request to the queue, and return its handle.
 
         Args:

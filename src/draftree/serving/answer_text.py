@@ -6,16 +6,16 @@ from typing import Any, Literal, final
 
 from draftree.request import Logprob
 from draftree.serving.metrics import RequestFigures
-from draftree.serving.reasoning import ReasoningSplitter, overlap
+from draftree.serving.reasoning import ReasoningSplitter
 from draftree.serving.request_models import FunctionTool
 from draftree.serving.tool_calls import (
-    MARK,
     CallPiece,
     ForcedCall,
     ToolCall,
+    find_mark,
     may_be_call,
     read_calls,
-    words_beside_calls,
+    without_calls,
 )
 from draftree.text.completion import Token
 from draftree.viewer.token_text import Spellings
@@ -100,17 +100,15 @@ class AnswerText:
         """
         if not self.tools:
             return (), words
-        whole = not self.content and may_be_call(words)
-        before, mark, _ = ("", "", "") if whole else words.partition(MARK)
-        kept = 0 if whole else len(before) if mark else len(words) - overlap(words, MARK)
-        self._held = words[kept:]
+        begun = 0 if not self.content and may_be_call(words) else find_mark(words)
+        self._held = words[begun:]
         if not ended:
-            return (), words[:kept]
+            return (), words[:begun]
         self.calls = tuple(read_calls(self._held, self.tools))
         if not self.calls:
             return (), words
         pieces = (CallPiece(i, call.name, call.arguments) for i, call in enumerate(self.calls))
-        return tuple(pieces), words[:kept] + words_beside_calls(self._held)
+        return tuple(pieces), words[:begun] + without_calls(self._held)
 
 
 def finish_reason(ending: str, calls: Sequence[ToolCall]) -> FinishReason:

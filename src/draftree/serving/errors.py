@@ -115,7 +115,7 @@ def install(app: FastAPI) -> None:
 
 
 def failure(error: Exception) -> ApiError:
-    """Return the error that tells a client of a failure inside the server."""
+    """Return the error response for a failure inside the server."""
     return ApiError(500, f"the server failed: {type(error).__name__}")
 
 

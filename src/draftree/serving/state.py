@@ -192,7 +192,8 @@ class ServerState:
         if len(ids) >= min(context, cache):
             what = "model's context" if context <= cache else "server's cache"
             most = min(context, cache)
-            told = f"the prompt has {len(ids)} tokens, allowed are at most {most - 1} of this {what} of {most}"
+            allowed = f"allowed are at most {most - 1} of this {what} of {most}"
+            told = f"the prompt has {len(ids)} tokens, {allowed}"
             raise ApiError(400, told, code="context_length_exceeded")
         return min(context, cache) - len(ids)
 

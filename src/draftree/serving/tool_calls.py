@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from draftree.serving.reasoning import overlap
 from draftree.serving.request_models import FunctionTool
 
 MARK = "<tool_call>"
@@ -178,8 +179,14 @@ def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[ToolCall]:
     return calls
 
 
-def words_beside_calls(text: str) -> str:
-    """Return the words of a text that has tool calls; only marked calls may have words beside."""
+def find_mark(text: str) -> int:
+    """Return the index at which a marked call begins or may begin; the text's length if nowhere."""
+    before, mark, _ = text.partition(MARK)
+    return len(before) if mark else len(text) - overlap(text, MARK)
+
+
+def without_calls(text: str) -> str:
+    """Return the words around the marked calls of a text; none if its calls have no marks."""
     return MARKED_CALL.sub("", text).strip() if MARK in text else ""
 
 

@@ -30,7 +30,7 @@ LLAMA3: Mapping[str, Any] = {
 }
 """The scaling of Llama 3.1 to 3.3, without its factor."""
 SCALED_QUERIES = {"gemma2": 46, "gemma3": 62}
-"""Number of layers of the 27B models, whose queries are scaled by the size of a head's share."""
+"""Number of layers of the 27B models, whose scores are scaled by hidden size over heads."""
 
 
 def complete_config(

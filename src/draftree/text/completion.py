@@ -240,7 +240,7 @@ class Reading:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _separator(self) -> str:
-        """Return the space that the response has only behind the prompt, or an empty text."""
+        """Return the space that the response has only after the prompt, or an empty text."""
         if self._tokenizer is None or not self.tokens:
             return ""
         before, first = [*self._prompt[-4:]], [self.tokens[0].id]
