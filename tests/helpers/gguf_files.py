@@ -47,7 +47,7 @@ def write_gguf(
     words: bool = True,
     frequencies: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Writes a tiny Llama as a GGUF file; returns its weights as they are after the quantisation, in float32.
+    """Write a tiny Llama as a GGUF file; return its weights after the quantisation, in float32.
 
     `frequencies` divide the rotary frequencies.
     """

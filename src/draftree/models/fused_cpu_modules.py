@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.models.backend_names import Kernels
-from draftree.models.llama_structure import GATED, epsilon
+from draftree.models.llama_structure import GATED, epsilon, module_kind
 from draftree.models.native_layers import norm_record
 from draftree.native import transformer_kernels
 from draftree.native.transformer_kernels import DTYPES
@@ -149,7 +149,7 @@ def replace_modules(
         if (make := _kernel_for(child)) is None:
             continue
         shapes = ((tuple(p.shape), p.dtype) for p in child.parameters())
-        kind = type(child), *shapes, repr(child)
+        kind = type(child), *shapes, module_kind(child)
         ours = make(child)
         if kind not in agreed:
             agreed[kind] = _agrees(child, ours, own.dtype)

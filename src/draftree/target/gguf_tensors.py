@@ -138,9 +138,8 @@ def read_tensors(
                 dtype
             )
         elif result.name is not None and result.name.endswith(".bias"):
-            raise UserError(
-                f"'{path}' has tensor {tensor.name}, which a {type(model).__name__} of this config lacks"
-            )
+            lacks = f"which a {type(model).__name__} of this config lacks"
+            raise UserError(f"'{path}' has tensor {tensor.name}, {lacks}")
     tensors: dict[str, Tensor] = made["tensors"]
     return tensors
 
