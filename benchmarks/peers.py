@@ -5,8 +5,9 @@
         [--int4] [--compile] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--vllm ENV/bin/python] \
         [--without transformers] [--plot peers.svg]
 
-Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first
-prompt warms up and does not count. All write greedily, and the passes of the model are counted,
+Every way writes a prompt's text before the next prompt comes, in an order that rotates. Two questions
+of other contents warm up and are not timed: `suffix` remembers earlier answers. A prompt's keys are
+computed anew by every way. All write greedily, and the passes of the model are counted,
 those over the prompt too. A text that differs from plain decoding's is counted: in float32 two
 tokens as good as equally likely may change places where passes have another width. transformers
 writes with this model object as draftree has loaded it, attention and kernels, and once as it is by
@@ -37,7 +38,7 @@ from transformers import AutoModelForCausalLM
 
 from draftree import Request, Target
 from draftree.batch import Generation
-from draftree.data.prompts import encode
+from draftree.data.prompts import encode, question
 from draftree.engine import Engine, generate_plain, load
 from draftree.errors import UserError
 from draftree.evaluation import suites
@@ -50,6 +51,12 @@ Way = Callable[[Request], tuple[list[int], int]]
 """
 Column = np.ndarray[Any, np.dtype[np.float64]]
 PLAIN = "plain decoding"
+WARM_UP_QUESTIONS = (
+    "Which colours does a rainbow have?",
+    "My bicycle has a flat tyre, and the next shop is two hours away on foot. " * 4
+    + "What should I do?",
+)
+"""Questions of no suite, of different lengths, which every way answers before it is timed."""
 
 
 def theirs(target: Target, request: Request, **how: Any) -> tuple[list[int], int]:
@@ -72,7 +79,7 @@ def theirs(target: Target, request: Request, **how: Any) -> tuple[list[int], int
 
 def ours(engine: Engine, request: Request) -> tuple[list[int], int]:
     """Return the tokens that draftree generates, and its passes."""
-    return told(engine.write([request]))
+    return told(engine.write([request], reuse=False))
 
 
 def told(written: Generation) -> tuple[list[int], int]:
@@ -285,8 +292,12 @@ def main() -> int:
     requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
     seconds, tokens, passes = ({name: np.zeros(len(requests)) for name in every} for _ in range(3))
     same = dict.fromkeys(every, 0)
+    warm_up = [
+        Request(encode(target.tokenizer, question(text)), args.max_new_tokens, target.eos)
+        for text in WARM_UP_QUESTIONS
+    ]
     for way in every.values():
-        for request in (requests[0], requests[-1]):
+        for request in warm_up:
             way(request)
     for i, request in enumerate(requests):
         names, texts = list(every), {}
