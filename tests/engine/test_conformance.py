@@ -1,5 +1,6 @@
 """Every registered drafter, policy and acceptor under the public suite, and proof that the suite can fail."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -15,12 +16,13 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.batch import SequenceBatch
+from draftree.costs.step_costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.medusa import MedusaDrafter
 from draftree.drafters.neural import kv_cached_drafter
 from draftree.drafters.neural.decoding_state import rewind
-from draftree.engine import Engine
+from draftree.engine import Engine, generate_plain
 from draftree.errors import NotANumber, UserError
 from draftree.kernels.pass_layout import pack_trees
 from draftree.loop import Components, decode
@@ -47,6 +49,7 @@ from draftree.testing import (
     random_table,
     table_target,
 )
+from draftree.testing.__main__ import main as run_suite
 from draftree.testing.conformance import (
     CHECKS,
     COSTS,
@@ -241,6 +244,19 @@ def test_pairwise_meets_every_pair_in_few_rows() -> None:
 
 
 # What must make the suite fail.
+
+
+@pytest.mark.parametrize(
+    "words", [("--start", "1000000"), ("--drafter", "never", "--every", "1000")]
+)
+def test_a_run_that_accepts_nothing_fails(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    few = ("--policy", "chain", "--acceptor", "greedy")
+    monkeypatch.setattr(sys, "argv", ["testing", *few, *words])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    assert run_suite() == 1
+    assert "accepted no drafted token" in capsys.readouterr().err
 
 
 @dataclass(frozen=True)
@@ -533,6 +549,19 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
     target.decoder.model.lm_head.weight.data[:] = torch.nan
     with pytest.raises(NotANumber, match="not finite"):
         Engine(target, TableDrafter(torch.eye(3)), Chain()).plain([Request([0], 2)])
+
+
+def test_logits_that_are_no_numbers_after_a_rejected_draft_do_not_matter() -> None:
+    table = torch.zeros(4, 3, 3, dtype=torch.float64)
+    table[:, :, 0], table[:, :, 1] = 0.6, 0.4
+    target = table_target(table)
+    target.decoder.model.lm_head.weight.data[:, 2::3] = torch.nan  # after token 2
+    request = Request([0, 1], 5)
+    drafter = TableDrafter(torch.tensor([[0.5, 0.1, 0.4]] * 3))
+    engine = Engine(target, drafter, VCT(2, 1), costs=Costs({1: 0.1}, {1: 1.0}))
+    found = engine.write([request])
+    assert found.stats.work[0].nodes > 1
+    assert found.tokens == generate_plain(target, [request]).tokens
 
 
 def test_text_does_not_depend_on_neighbours_or_their_order(suite: Suite) -> None:

@@ -110,14 +110,33 @@ def test_the_lower_token_wins_a_tie() -> None:
 def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
     logits = torch.zeros(3, 4)
     logits[1, 2] = bad
+    p = Distributions(logits)
+    p.raise_if_invalid(np.array([0, 2]))  # a drafted token that is not accepted does not matter
     with pytest.raises(NotANumber, match="not finite"):
-        Distributions(logits)
+        p.raise_if_invalid(np.arange(3))
+    with pytest.raises(NotANumber, match="not finite"):
+        p(1)
 
 
 def test_a_row_without_any_finite_logit_is_refused_and_some_forbidden_tokens_are_not() -> None:
     with pytest.raises(NotANumber):
-        Distributions(torch.full((1, 3), -torch.inf))
+        Distributions(torch.full((1, 3), -torch.inf)).raise_if_invalid(np.array([0]))
     assert Distributions(torch.tensor([[-torch.inf, 0.0]]))(0).tolist() == [0, 1]
+
+
+class Scripted(LogitsProcessor):
+    """Have a script for texts of up to two tokens."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + {1: 0.0, 2: 1.0}[input_ids.shape[1]]
+
+
+def test_a_processor_that_fails_after_the_end_of_a_text_does_not_matter() -> None:
+    p = Distributions(torch.eye(3), lambda _: (Scripted(),), lambda node: range(node + 1))
+    assert [p.argmax(node) for node in range(3)] == [0, 1, 2]
+    p.raise_if_invalid(np.array([0, 1]))
+    with pytest.raises(KeyError):
+        p.raise_if_invalid(np.array([2]))
 
 
 # Keyed noise.
@@ -163,6 +182,18 @@ def test_noise_of_neighbours_is_independent(change: str) -> None:
     both = np.mean((pairs[0] > quarter) & (pairs[1] > quarter))
     assert abs(both - 1 / 16) < 4 * np.sqrt(15 / 16**2 / n)
     assert abs(np.corrcoef(*pairs)[0, 1]) < 4 / np.sqrt(n)
+
+
+@pytest.mark.parametrize("kind", [Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT])
+def test_draws_below_siblings_are_independent(kind: Draw) -> None:
+    """`Traversal` judges what is drawn below one sibling before the next sibling."""
+    texts = 4_000
+    rows, depths = np.repeat(np.arange(texts), 2), np.ones(2 * texts, np.int64)
+    noise = Keyed(0, np.arange(texts), np.zeros(texts, np.int64))
+    drawing = Drawing(kind, [Sampling(temperature=1.0)] * texts, noise)
+    found = draw_candidates(torch.zeros(2 * texts, 2), 1, drawing, rows, depths)
+    equal = np.mean(found.tokens[::2, 0] == found.tokens[1::2, 0])
+    assert abs(equal - 1 / 2) < 4 * np.sqrt(1 / 4 / texts)
 
 
 def test_categorical_draws_from_p() -> None:
@@ -344,9 +375,10 @@ def test_the_likeliest_of_half_precision_is_numpys(size: int) -> None:
         wanted = np.where(
             np.isfinite(np.take_along_axis(wide, best[:, None], -1)[:, 0]), best, -1
         ).tolist()
-        if min(wanted) < 0:
-            with pytest.raises(NotANumber):
-                Distributions(logits)
-        else:
-            p = Distributions(logits)
-            assert [p.argmax(node) for node in range(3)] == wanted
+        p = Distributions(logits)
+        for node, token in enumerate(wanted):
+            if token < 0:
+                with pytest.raises(NotANumber):
+                    p.raise_if_invalid(np.array([node]))
+            else:
+                assert p.argmax(node) == token

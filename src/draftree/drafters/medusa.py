@@ -215,8 +215,7 @@ class MedusaDrafter(HeadsDrafter[MedusaState]):
             state.logits[d][r] if d < heads else blank
             for d, r in zip(depths.tolist(), rows.tolist(), strict=True)
         ]
-        # The request's processors may treat nodes with the same candidates differently.
-        if drawing.shaped is not None:
+        if drawing.by_node:
             each = torch.stack([logits[i] for i in which.ravel()])
             return make_candidates(
                 each, heads, k, drawing, tree.row[frontier], tree.depth[frontier], drafted

@@ -297,9 +297,7 @@ class PEAGLEDrafter(PairReader):
         """
         if self.passes(state, tree, frontier):
             state = self._slots(self.flush(state), tree)
-        nodes, which = (
-            group_by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
-        )
+        nodes, which = (frontier, None) if drawing.by_node else group_by_depth(tree, frontier)
         depths, rows = tree.depth[nodes], tree.row[nodes]
         outputs = (
             state.outputs

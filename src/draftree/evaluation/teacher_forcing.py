@@ -21,6 +21,7 @@ from draftree.evaluation import suites
 from draftree.evaluation.target_trace import TokenText
 from draftree.models.kv_cache import SlotCache
 from draftree.request import Request
+from draftree.sampling.distributions import NOT_FINITE
 from draftree.sampling.draft_sampling import Drawing
 from draftree.target.target import HiddenStateSpec, Probes, Target, VerificationResult
 from draftree.tree import AcceptResult, Bools, Candidates, Floats, Ints, Tree
@@ -190,9 +191,7 @@ def replay(
         tree, asked, state = _draft_along_chains(drafter, state, live, [t[:-1] for t in tokens], k)
         verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
         if not bool(torch.isfinite(verified.logits.max(-1).values).all()):
-            raise NotANumber(
-                "the target's logits are not finite numbers (NaN or ∞): check its weights and dtype"
-            )
+            raise NotANumber(NOT_FINITE)
         yield ReplayStep(tree, asked, verified.logits, tokens, at.copy())
         kept = np.array([min(len(t) - 1, step or length) for t in tokens])
         paths = tuple(tree.of_row(r)[1:n] for r, n in zip(live.tolist(), kept, strict=True))

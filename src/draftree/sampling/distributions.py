@@ -20,6 +20,8 @@ from draftree.sampling.warpers import WARPERS, apply_warpers
 from draftree.tree import Ints
 from draftree.utils.hardware import to_device
 
+NOT_FINITE = "the target's logits are not finite numbers (NaN or ∞): check its weights and dtype"
+
 
 def apply_processors(
     logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]
@@ -70,9 +72,10 @@ class Distributions:
     """Compute the target's distribution p after each node of a tree, on demand and only once.
 
     A processor that counts its calls is called as in plain decoding: once for every token, in their
-    order. If processors forbid all tokens, p is the target's own distribution without processors,
-    and `raise_if_invalid` raises an error. The error is delayed because an acceptor may look beyond
-    the end of a text, where plain decoding computes nothing.
+    order. If a processor fails or all tokens are forbidden, p is the target's own distribution
+    without processors, and `raise_if_invalid` raises an error. The error is delayed because an
+    acceptor may look beyond the end of a text, where plain decoding computes nothing. For the same
+    reason, logits that are not finite are an error only at nodes that become part of a text.
 
     Args:
         logits: [N, V] the target's raw logits.
@@ -94,9 +97,6 @@ class Distributions:
     Attributes:
         known: [N] the target's token after each node, if all are the likeliest ones; None if they
             must be computed one by one.
-
-    Raises:
-        NotANumber: the logits contain NaN, or no finite number at some node.
     """
 
     def __init__(
@@ -118,14 +118,12 @@ class Distributions:
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         if told is None:
             told = (_likeliest(logits, at), ()) if noise is None else self._choose_tokens(noise)
-        self._argmax, self._drawn = told
+        best, self._drawn = told
+        self._not_finite = {n for n, token in enumerate(best) if token < 0}
+        self._argmax = [max(token, 0) for token in best] if self._not_finite else best
         self.known = np.array(self._argmax, np.int64) if likeliest else None
-        if min(self._argmax, default=0) < 0:
-            raise NotANumber(
-                "the target's logits are not finite numbers (NaN or ∞): check its weights and dtype"
-            )
         self._p: dict[int, Tensor] = {}
-        self._refused: dict[int, NotANumber] = {}
+        self._refused: dict[int, Exception] = {n: NotANumber(NOT_FINITE) for n in self._not_finite}
 
     def raw(self, node: int) -> Tensor:
         """Return the target's raw logits [V] after a node."""
@@ -155,15 +153,20 @@ class Distributions:
             except ValueError:  # some processors raise if an earlier one left no finite score
                 self._refuse(node)
                 given = made = self.raw(node)
+            except Exception as error:  # raised if the node is part of the text
+                self._refused.setdefault(node, error)
+                given = made = self.raw(node)
             self._scores[node] = given, made
         return self._scores[node]
 
     def raise_if_invalid(self, nodes: Ints) -> None:
-        """Raise an error if processors left no token to choose after one of the given nodes.
+        """Raise an error if no token can be chosen after one of the given nodes.
 
         Raises:
-            NotANumber: a processor forbids every token there, or makes logits infinite (for example
-                by a tiny temperature in half precision).
+            NotANumber: the target's logits there contain NaN or no finite number, or a processor
+                forbids every token or makes logits infinite (for example by a tiny temperature in
+                half precision).
+            Exception: whatever a processor has raised there.
         """
         for node in nodes.tolist():
             if node in self._refused:
@@ -174,6 +177,8 @@ class Distributions:
 
         The processors are run again, so that the message can name the first faulty one.
         """
+        if node in self._refused:
+            return
         steps, ids = self._processors(node), self._text(node)
         who, did = (
             f"one of the processors {', '.join(map(processor_name, steps))}",
@@ -217,7 +222,7 @@ class Distributions:
         if (token := choose(self.processed_logits(node))) >= 0:
             return token
         self._refuse(node)
-        return choose(self.raw(node))
+        return max(choose(self.raw(node)), 0)
 
     def _choose_tokens(self, noise: Callable[[Ints], Tensor]) -> tuple[list[int], list[int]]:
         """Return the likeliest tokens [N] after all nodes, and the sampled tokens [N].
@@ -255,6 +260,8 @@ class Distributions:
         return self._p[node]
 
     def _compute(self, node: int) -> Tensor:
+        if node in self._not_finite:
+            raise self._refused[node]
         if self.greedy(node):
             certain = torch.zeros(self._logits.shape[-1], dtype=torch.float64)
             certain[self.argmax(node)] = 1

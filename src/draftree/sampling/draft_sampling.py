@@ -3,6 +3,7 @@
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,6 +77,11 @@ class Drawing:
                 )
                 logits = torch.where(mine[:, None], warp_finite_rows(logits, setting), logits)
         return log_softmax(logits)
+
+    @property
+    def by_node(self) -> bool:
+        """Whether nodes with equal logits may get different candidates."""
+        return self.shaped is not None or (self.noise is not None and self.kind.is_sampled)
 
     def is_unchanged(self, rows: Ints) -> bool:
         """Return whether q is the softmax of the drafter's unchanged logits in float32.
@@ -205,18 +211,31 @@ def couple_log_q(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) 
 def _draw_samples(
     log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints
 ) -> Candidates:
-    """Sample K tokens from each q.
+    """Sample K tokens from each q, independently for all nodes.
 
-    Sampling without replacement may yield fewer tokens; the others are then missing.
+    `Traversal` judges the tokens below one sibling before the next sibling, so equal noise at equal
+    depths would bias it. Sampling without replacement may yield fewer tokens; the others are then
+    missing.
     """
     drawn = partial(noise.gumbel_of, rows, depths, log_probs.shape[1], log_probs.device)
+    first = 2 + k * _count_earlier(rows, depths)
     if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
-        tokens, _ = top_k(log_probs + drawn(kind=2), k)
+        tokens, _ = top_k(log_probs + drawn(kind=first), k)
     else:
-        each = [top_k(log_probs + drawn(kind=2 + j), 1)[0] for j in range(k)]
+        each = [top_k(log_probs + drawn(kind=first + j), 1)[0] for j in range(k)]
         tokens = np.concatenate(each, axis=1)
     bare = Candidates(tokens, np.zeros(tokens.shape), log_probs, kind)
     return replace(bare, log_q=bare.log_of(tokens))
+
+
+def _count_earlier(rows: Ints, depths: Ints) -> Ints:
+    """Return for each node [F] how many earlier ones have its sequence and its depth."""
+    seen = Counter[tuple[int, int]]()
+    counts = np.empty(len(rows), np.int64)
+    for i, place in enumerate(zip(rows.tolist(), depths.tolist(), strict=True)):
+        counts[i] = seen[place]
+        seen[place] += 1
+    return counts
 
 
 def drop_forbidden(

@@ -120,7 +120,7 @@ class Keyed(RandomSource):
         return first, second, root + depth + 1, root + 1 if kind else 0, last
 
     def gumbel_of(
-        self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int = 0
+        self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int | Ints = 0
     ) -> Tensor:
         """Return Gumbel noise [M, n] for M places on a device, without waiting for the device.
 
@@ -131,16 +131,15 @@ class Keyed(RandomSource):
             depths: [M] the number of tokens from the root to each place.
             n: the number of tokens, usually V.
             device: the device of the result.
-            kind: the use of the noise; 0 samples the target's own tokens.
+            kind: the use of the noise, or [M] one for each place; 0 samples the target's own
+                tokens.
         """
+        asked = np.stack((rows, depths, np.broadcast_to(kind, len(rows))), axis=1)
         if devices.on_host(device):
-            made = [
-                self.gumbel(row, depth, n, kind)
-                for row, depth in zip(rows.tolist(), depths.tolist(), strict=True)
-            ]
+            made = [self.gumbel(row, depth, n, use) for row, depth, use in asked.tolist()]
             return torch.from_numpy(np.stack(made) if made else np.empty((0, n))).to(device)
-        places, which = np.unique(np.stack((rows, depths), axis=1), axis=0, return_inverse=True)
-        words = [self._place(row, depth, kind) for row, depth in places.tolist()]
+        places, which = np.unique(asked, axis=0, return_inverse=True)
+        words = [self._place(row, depth, use) for row, depth, use in places.tolist()]
         sent = to_device(
             np.concatenate((np.ravel(words), np.ravel(which))).astype(np.int64), device
         )

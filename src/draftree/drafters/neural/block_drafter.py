@@ -304,7 +304,7 @@ class ParallelDrafter(Trainable[BlockState]):
             return self._along_paths(state, tree, frontier, k, drawing), state
         if self.passes(state, tree, frontier):
             state = replace(state, outputs=self._block(state.cache, tree))
-        shared = not self.by_path and drawing.shaped is None  # by depth alone
+        shared = not self.by_path and not drawing.by_node
         nodes, which = group_by_depth(tree, frontier) if shared else (frontier, None)
         outputs = (
             state.outputs
