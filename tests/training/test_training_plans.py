@@ -23,6 +23,7 @@ from draftree.testing.fakes import tiny_target
 from draftree.training import resume, trainer
 from draftree.training.trainer import Progress, TrainingPlan, learning_rate_factor, train
 from draftree.training.training_job import fit_to_context, make_plan
+from draftree.utils.files import lock_file_in, lock_output
 from draftree.weights import demo_folder
 from folders import target_folder
 
@@ -378,6 +379,28 @@ def test_the_command_takes_and_tells_the_methods_numbers(
     assert "allowed only with --init-from" in err
     assert command(*glide, "--init-from", tmp_path / "base", "--out", tmp_path / "tuned")[0] == 0
     assert json.loads((tmp_path / "tuned" / resume.PLAN).read_text())["stage"] == "tuning"
+
+
+def test_a_drafter_is_overwritten_by_its_successor_alone(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "mine"
+    asked = ("glide", "--set", "kv_layer=-2", "--batch-size", 8, "--out", out)
+    assert command(*asked)[0] == 0
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    status, _, err = command(*asked, "--force", "--init-from", out)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "would be overwritten: name a new one with --out" in err
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": 3}\n')
+    assert command(*asked, "--force", "--data", bad)[0] == 2
+    with lock_output(out, lock_file_in(out)):
+        assert command(*asked, "--force")[0] == 2  # a process is writing there
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    assert command(*asked, "--force", "--lr", 0.1)[0] == 0
+    assert json.loads((out / resume.PLAN).read_text())["lr"] == 0.1
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 MISTAKES = {

@@ -81,8 +81,10 @@ def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOpti
         raise UserError(
             f"{len(words)} arguments were given, allowed are MODEL and PROMPT: put the prompt into quotes"
         )
+    source = ctx.get_parameter_source("target")
+    has_target = source is not None and source.name == "COMMANDLINE"
     first_is_model = len(words) == 2 or (
-        len(words) == 1 and (prompt is not None or is_model(words[0]))
+        len(words) == 1 and (prompt is not None or (not has_target and is_model(words[0])))
     )
     target = one_model(ctx, words.pop(0), asked.target) if first_is_model else asked.target
     if words and prompt is not None:

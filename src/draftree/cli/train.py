@@ -1,7 +1,8 @@
 """`draftree train`: trains a drafter, or fits a policy."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,10 +26,10 @@ from draftree.cli.options import (
     TargetName,
     dataclass_command,
 )
-from draftree.cli.output_files import check_output, default_name, remove
+from draftree.cli.output_files import check_output, default_name
 from draftree.errors import UnknownName, UserError
 from draftree.target.load_options import Loading
-from draftree.utils.files import check_writable
+from draftree.utils.files import check_writable, set_aside
 from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
@@ -226,14 +227,20 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         chosen = sort.of(asked.name, asked.knobs, said)
         ending = "" if sort.resumes else ".json"
         out = asked.out or Path(default_name(kind, asked.target) + ending)
-        remove_finished_result(out, asked.force, folder=sort.resumes)
+        overwritten = check_finished_result(out, asked.force, folder=sort.resumes)
+        if overwritten:
+            refuse_inputs_in(out, [*asked.data, *filter(None, (asked.init_from, asked.features))])
         arguments.quiet()
         again = (
             f"the same command goes on from what is kept in '{out}'"
             if sort.resumes
             else NOTHING_KEPT
         )
-        with interruptible(again), terminal.progress(f"train {asked.name}", None) as tell:
+        with (
+            interruptible(again),
+            set_aside(out) if overwritten else nullcontext(),
+            terminal.progress(f"train {asked.name}", None) as tell,
+        ):
             plain = {
                 "exactness": asked.loading.get("exactness") or "ties"
             }  # what is learnt from may have other last bits
@@ -248,10 +255,8 @@ RESUME_FILES = ("training.pt", "trees")
 """Files and folders that exist only in the folder of an interrupted run that can be resumed."""
 
 
-def remove_finished_result(out: Path, force: bool, folder: bool) -> None:
-    """Remove a finished result that will be overwritten.
-
-    An interrupted run is kept, unless `--force` was given.
+def check_finished_result(out: Path, force: bool, folder: bool) -> bool:
+    """Return whether a finished result will be overwritten, or an interrupted run with `--force`.
 
     Raises:
         UserError: the output cannot be written, or must not be overwritten.
@@ -261,12 +266,27 @@ def remove_finished_result(out: Path, force: bool, folder: bool) -> None:
     )
     if not force and not finished:
         check_writable(out, folder=folder)
-    elif check_output(out, force, folder=folder):
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return False
+    if not check_output(out, force, folder=folder):
+        return False
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            f"'{out}' exists, and several processes do not overwrite it: remove it first"
+        )
+    return True
+
+
+def refuse_inputs_in(out: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise an error if a file or folder that a training reads would be overwritten by it.
+
+    Raises:
+        UserError: one of the inputs is the output or lies in it.
+    """
+    for each in map(Path, inputs):
+        if each.resolve().is_relative_to(out.resolve()):
             raise UserError(
-                f"'{out}' exists, and several processes do not overwrite it: remove it first"
+                f"'{each}' is read, and '{out}' would be overwritten: name a new one with --out"
             )
-        remove(out)
 
 
 LOAD_OPTIONS = frozenset(f.name for f in fields(Loading))

@@ -309,6 +309,29 @@ def replace_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
             _restore(aside, home)
 
 
+@contextmanager
+def set_aside(out: Path) -> Iterator[None]:
+    """Move a finished output away while its successor is made in its place.
+
+    It is removed once the successor exists, complete or interrupted. If there is none in the end,
+    it is put back.
+
+    Raises:
+        UserError: another process is writing the output.
+    """
+    home = out.absolute()
+    aside = home.with_name(f".{home.name}.replaced")
+    with lock_output(out, lock_file_in(out) if out.is_dir() else None):
+        pass
+    home.replace(aside)
+    try:
+        yield
+    finally:
+        if home.is_dir():
+            _remove_empty([home])
+        _restore(aside, home)
+
+
 def _restore(aside: Path, home: Path) -> None:
     """Restore a folder that was moved aside, or remove it if the new one is in place."""
     if aside.exists():
