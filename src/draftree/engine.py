@@ -592,7 +592,7 @@ class Engine(Hinting, metaclass=_Loads):
         acceptor = self.acceptor or Match()
         check_exact(self.policy, acceptor, [request])
         figures = replace(self._stats(acceptor, [request]), lossy=acceptor.lossy)
-        reading = Reading(self.target.tokenizer_or_none, stops)
+        reading = Reading(self.target.tokenizer_or_none, stops, request.prompt)
         return self.scheduler.submit(request, reading, figures)
 
     def step(self) -> list[Update]:

@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -68,6 +69,37 @@ def test_generate_prints_one_json_object(draftree, folder: str) -> None:
     assert found["speedup"] == pytest.approx(
         found["stats"]["tokens_per_second"] / found["baseline"]["tokens_per_second"]
     )
+
+
+def test_a_prompt_may_be_the_name_of_a_folder(
+    draftree, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "abc").mkdir()
+    monkeypatch.chdir(tmp_path)
+    words = ("--drafter", "pld", "--policy", "chain:length=3", "--max-new-tokens", "2")
+    assert draftree("generate", "abc", "--target", folder, *words)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"), [("draftree.serving.app", True), ("draftree.target.target", False)]
+)
+def test_messages_of_the_server_are_printed_in_full(
+    name: str, whole: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, remarks = logging.getLogger(name), arguments.Remarks()
+    log.addHandler(remarks)
+    try:
+        log.warning("a" * 1000)
+        assert ("a" * 1000 in capsys.readouterr().err) == whole
+        try:
+            raise OSError("full")
+        except OSError:
+            log.exception("a step failed")
+    finally:
+        log.removeHandler(remarks)
+    told = capsys.readouterr().err
+    assert told.startswith("draftree: a step failed\nTraceback")
+    assert told.endswith("OSError: full\n")
 
 
 @pytest.mark.parametrize(("raw", "content"), [((), question("héllo")), (("--raw",), "héllo")])

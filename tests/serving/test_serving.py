@@ -1,12 +1,14 @@
 """The server by its clients: answers equal offline texts, errors have OpenAI's shape, nothing is left behind."""
 
 import asyncio
+import gc
 import json
 import random
 import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,15 +22,21 @@ import pytest
 from openai.types.responses import Response
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
+from tokenizers import decoders
+from transformers import AutoTokenizer
 
 import draftree
 from draftree.engine import Engine, usual_drafter, usual_policy
-from draftree.errors import UserError
+from draftree.errors import NotANumber, UserError
 from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.app import StreamedAnswer, events
+from draftree.serving.errors import ApiError
+from draftree.serving.metrics import Metrics
 from draftree.serving.options import Limits, ServeOptions
-from draftree.serving.worker import IDLE_SECONDS, Worker
+from draftree.serving.worker import IDLE_SECONDS, Speculative, Work, Worker
 from draftree.target.target_names import smollm2_file
+from draftree.text.stop_strings import StopStrings
+from draftree.weights import demo_folder
 from serving import Apart, Running, served, served_apart
 
 DRAFTER, POLICY = "edd", "eagle2:nodes=8,depth=3"
@@ -186,21 +194,38 @@ def test_log_probabilities(client: openai.OpenAI, engine: Engine) -> None:
 
 
 def test_a_completion_continues_its_prompts(client: openai.OpenAI, engine: Engine) -> None:
-    got = client.completions.create(
-        model="draftree", prompt=["def main(", "import "], temperature=0, echo=True, logprobs=1
-    )
+    ask: Any = partial(client.completions.create, model="draftree", temperature=0)
+    got = ask(prompt=["def main(", "import "], echo=True)
     offline = engine.complete(["def main(", "import "], max_new_tokens=16)
     assert [c.text for c in got.choices] == [
         "def main(" + offline[0].text,
         "import " + offline[1].text,
     ]
-    assert got.choices[0].logprobs is not None
-    assert len(got.choices[0].logprobs.tokens or []) == 16
+    assert len(ask(prompt="import ", logprobs=1).choices[0].logprobs.tokens) == 16
+    with pytest.raises(openai.BadRequestError, match="prompts get no logprobs"):
+        ask(prompt="import ", echo=True, logprobs=1)
     ids = list(engine.tokenizer("def main(")["input_ids"])
-    assert (
-        client.completions.create(model="draftree", prompt=ids, temperature=0).choices[0].text
-        == offline[0].text
-    )
+    assert ask(prompt=ids).choices[0].text == offline[0].text
+
+
+def test_a_completion_begins_with_the_space_that_the_tokenizer_drops() -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(demo_folder())
+    spaced = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer.backend_tokenizer.decoder = spaced  # as those of SentencePiece
+    engine = draftree.load("demo", "suffix", "chain", tokenizer=tokenizer)
+    bias = {str(tokenizer(" a")["input_ids"][0]): 100}
+    body = {"prompt": "x", "max_tokens": 3, "logit_bias": bias}
+    with (
+        served(engine, "suffix", "chain") as running,
+        httpx.Client(base_url=running.url, timeout=60) as client,
+    ):
+        found = client.post("/v1/completions", json=body).json()
+        assert found["choices"][0]["text"] == " a a a"
+        echoed = client.post("/v1/completions", json=body | {"echo": True}).json()
+        assert echoed["choices"][0]["text"] == "x a a a"
+        chat = {"messages": CHAT, "max_tokens": 3, "logit_bias": bias}
+        told = client.post("/v1/chat/completions", json=chat).json()
+        assert told["choices"][0]["message"]["content"] == "a a a"
 
 
 class Pet(BaseModel):
@@ -494,6 +519,15 @@ def test_paths_and_methods(http: httpx.Client) -> None:
     assert http.get("/v1/models").json()["data"][0]["id"] == "draftree"
     assert http.get("/version").json()["version"] == draftree.__version__
     assert http.get("/ready").json() == {"status": "ready"}
+    body = b'{"prompt": "a", "max_tokens": 1}'  # without a content type
+    assert http.post("/v1/completions", content=body).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/v1/models", "/metrics"])
+def test_the_head_of_an_answer(http: httpx.Client, path: str) -> None:
+    got = http.head(path)
+    assert (got.status_code, got.content) == (200, b"")
+    assert got.headers["content-type"] == http.get(path).headers["content-type"]
 
 
 def test_tokens_there_and_back(http: httpx.Client, engine: Engine) -> None:
@@ -600,6 +634,8 @@ def test_a_client_that_goes_away_frees_its_place(server: Running, http: httpx.Cl
     written = figures_page(http)["generation_tokens_total"]
     time.sleep(0.1)
     assert figures_page(http)["generation_tokens_total"] == written
+    schedulers = [lane.engine.scheduler for lane in server.state.worker._lanes.values()]
+    assert [(one.num_unfinished, one.cache_tokens) for one in schedulers if one.running] == []
     with pytest.raises(httpx.ReadTimeout):  # not streamed
         http.post("/v1/chat/completions", json=body | {"stream": False}, timeout=0.2)
     wait_until_idle(server)
@@ -694,6 +730,78 @@ def test_nothing_is_generated_before_the_model_is_warm(engine: Engine) -> None:
     assert seen == [False]
     assert state.worker.alive
     state.worker.stop()
+
+
+def test_an_engine_that_was_dropped_frees_its_memory(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.serving.worker.MAX_ENGINES", 1)
+    body: dict[str, Any] = {"messages": CHAT, "max_tokens": 4}
+    gc.disable()
+    try:
+        with (
+            served(engine, DRAFTER, POLICY) as running,
+            httpx.Client(base_url=running.url, timeout=60) as client,
+        ):
+            client.post("/v1/chat/completions", json=body)
+            (lane,) = running.state.worker._lanes.values()
+            first = weakref.ref(lane.engine)
+            del lane
+            client.post("/v1/chat/completions", json=body | {"speculative": False})
+            end = time.monotonic() + 20
+            while first() is not None:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (RuntimeError(""), 500, "the server failed: RuntimeError"),
+        (NotANumber("the logits are NaN"), 500, "the logits are NaN"),
+        (UserError("the grammar is empty"), 400, "the grammar is empty"),
+    ],
+)
+def test_a_request_that_fails_is_the_clients_mistake_or_logged(
+    error: Exception, status: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing:
+        """An engine whose only request fails."""
+
+        emitted, tokens = None, ()
+        scheduler = SimpleNamespace(num_unfinished=1)
+
+        def __init__(self) -> None:
+            self.handle, self.error = self, error
+
+        def submit(self, *_: Any, **__: Any) -> Any:
+            return self
+
+        def step(self) -> list[Any]:
+            self.scheduler = SimpleNamespace(num_unfinished=0)
+            return [self]
+
+        def cancel(self, handle: Any) -> None:
+            assert handle is self
+
+    target: Any = SimpleNamespace(tokenizer=None, decoder=SimpleNamespace(context=8))
+    requests: Any = [SimpleNamespace(prompt=(1,))]
+    worker = Worker(target, lambda key: Failing(), Metrics(), 1)  # type: ignore[arg-type,return-value]
+
+    async def ask() -> None:
+        job = worker.submit(Work(requests, StopStrings(), Speculative("", "pld", "chain")))
+        worker.start()
+        async for _ in job.updates():
+            pass
+
+    with pytest.raises(ApiError) as told:
+        asyncio.run(ask())
+    worker.stop()
+    assert (told.value.status, told.value.message) == (status, words)
+    logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert logged == ([error] if status == 500 else [])
 
 
 def test_an_answer_in_a_format_is_written_without_reasoning() -> None:
@@ -902,6 +1010,8 @@ def test_keys_are_asked_for(engine: Engine) -> None:
                 client.chat.completions.create(model="draftree", messages=CHAT, max_tokens=4)  # type: ignore[arg-type]
         owners = {key.owner for key in running.state.worker.lanes}
         assert len(owners) == 2  # each with an engine, and so with memories, of its own
+        lanes = running.state.worker._lanes.values()
+        assert all(lane.engine.drafter is engine.drafter for lane in lanes)  # loaded once
 
 
 def test_a_prompt_that_begins_alike_is_read_once_but_never_across_keys(engine: Engine) -> None:

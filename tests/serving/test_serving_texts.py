@@ -1,12 +1,18 @@
 """Reasoning and tool calls in texts, whole and in pieces; and a server that is asked to end."""
 
+import asyncio
 import json
 import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -14,10 +20,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.serving.answer_text import AnswerText
+from draftree.serving.completion_responses import tool_call
+from draftree.serving.metrics import RequestFigures
+from draftree.serving.prompts import chat_ids, messages_of_input
 from draftree.serving.reasoning import ReasoningSplitter, splitter
-from draftree.serving.request_models import FunctionTool
+from draftree.serving.request_models import (
+    FunctionTool,
+    InputItem,
+    Message,
+    ResponsesBody,
+    Tool,
+)
 from draftree.serving.request_options import depth
+from draftree.serving.responses_api import ResponsesAnswer, chat_body
+from draftree.serving.state import Prepared
 from draftree.serving.tool_calls import ForcedCall, ToolCall, call_schema, may_be_call, read_calls
+from draftree.serving.worker import TextUpdate
+from draftree.target.target import tokenizer_of
 from draftree.text.completion import Token
 
 TOOLS = [FunctionTool(name="look"), FunctionTool(name="go", parameters={"type": "object"})]
@@ -168,6 +187,93 @@ def test_words_with_a_mark_but_no_call_are_all_sent(written: str) -> None:
     assert text.finish_reason == "stop"
 
 
+def test_words_beside_a_call_are_an_item_of_their_own() -> None:
+    async def updates() -> AsyncIterator[TextUpdate]:
+        for word, ending in (("Let me see.", None), (CALL, "eos")):
+            yield TextUpdate(0, [Token(0, word, "bonus", ending=ending)])
+
+    async def read() -> list[dict[str, Any]]:
+        body = ResponsesBody(input="Look")
+        state: Any = SimpleNamespace(options=SimpleNamespace(model_name="m"))
+        job: Any = SimpleNamespace(updates=updates, figures=[RequestFigures(1)])
+        work: Any = None
+        prepared = Prepared(work, [AnswerText(splitter(None, ""), TOOLS)], 1)
+        answer = ResponsesAnswer(state, body, chat_body(body), prepared, job)
+        return [json.loads(data) async for data in answer.stream()]
+
+    events = asyncio.run(read())
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["message", "function_call"]
+    assert re.fullmatch("[a-zA-Z0-9]{9}", output[1]["call_id"])
+    done = [event for event in events if event["type"] == "response.output_item.done"]
+    assert [(event["output_index"], event["item"]) for event in done] == [*enumerate(output)]
+
+
+def test_calls_of_one_answer_are_one_message() -> None:
+    calls = [
+        InputItem(type="function_call", call_id=name, name=name, arguments="{}")
+        for name in ("look", "go")
+    ]
+    results = [InputItem(type="function_call_output", call_id="look", output="a wall")]
+    words = InputItem(role="assistant", content="Let me see.")
+    for before in ([], [words]):
+        chat = messages_of_input(
+            [InputItem(role="user", content="?"), *before, *calls, *results], None
+        )
+        assert [message["role"] for message in chat] == ["user", "assistant", "tool"]
+        assert [call["id"] for call in chat[1]["tool_calls"]] == ["look", "go"]
+        assert chat[1]["content"] == ("Let me see." if before else None)
+
+
+def test_ids_of_calls_are_those_that_mistral_takes() -> None:
+    assert re.fullmatch("[a-zA-Z0-9]{9}", tool_call(ToolCall("go", "{}"))["id"])
+
+
+MESSAGES = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+"""The beginning of a chat template; `{% endfor %}` ends it."""
+CALLED = [
+    Message(role="user", content="?"),
+    Message.model_validate(
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": name, "function": {"name": name, "arguments": '{"at": 1}'}}
+                for name in ("look", "go")
+            ],
+        }
+    ),
+    Message(role="tool", tool_call_id="look", content="a wall"),
+    Message(role="tool", tool_call_id="go", content="done"),
+]
+
+
+def read_chat(template: str, tools: list[FunctionTool]) -> str:
+    """The text of `CALLED` by a chat template."""
+    tokenizer = tokenizer_of("demo")
+    tokenizer.chat_template = template
+    described = [Tool(type="function", function=tool) for tool in tools]
+    return str(tokenizer.decode(chat_ids(tokenizer, CALLED, described)))
+
+
+@pytest.mark.parametrize("tools", ["", "{{ m['tools'] }}"])
+def test_a_template_without_tools_reads_tools_calls_and_results(tools: str) -> None:
+    """Phi-4-mini's template reads only the tools of a message."""
+    text = read_chat(f"{MESSAGES}{tools}{{% endfor %}}", TOOLS)
+    system, _, rest = text.partition("[user]")
+    assert '{"name": "look"}' in system
+    call = '{{"name": "{}", "arguments": {{"at": 1}}}}'.format
+    assert rest == f"?[assistant][{call('look')}, {call('go')}][user]a wall\ndone"
+    assert [one.name for one in read_calls(rest[12 : rest.index("[user]")], TOOLS)] == [
+        "look",
+        "go",
+    ]
+
+
+def test_a_template_with_tools_is_given_them() -> None:
+    template = f"{{{{ tools | length }}}}{MESSAGES}{{{{ m['tool_calls'] | length }}}}{{% endfor %}}"
+    assert read_chat(template, TOOLS) == "2[user]?0[assistant]2[tool]a wall0[tool]done0"
+
+
 def test_references_lead_to_the_same_parts_of_a_schema() -> None:
     schema = {
         "$defs": {"City": {"type": "string", "default": {"$ref": "#/data"}}},
@@ -205,8 +311,10 @@ def test_depth_is_measured_no_further_than_needed() -> None:
     assert depth(deep, 9) == 10
 
 
-def test_a_signal_lets_running_requests_end() -> None:
-    words = ["serve", "demo", "--port", "0", "--drafter", "suffix", "--policy", "chain"]
+@contextmanager
+def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start the command `serve`, and return its process and its address."""
+    words = ["serve", "demo", "--port", "0", "--drafter", "suffix", "--policy", "chain", *options]
     program = [sys.executable, "-m", "draftree", *words]
     with subprocess.Popen(
         program, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -216,6 +324,25 @@ def test_a_signal_lets_running_requests_end() -> None:
         while not (found := re.search(r"http://\S+:\d+", lines[-1] if lines else "")):
             lines.append(server.stderr.readline())
             assert server.poll() is None, lines
+        threading.Thread(target=server.stderr.read, daemon=True).start()
+        yield server, found[0]
+
+
+def test_a_request_that_does_not_end_in_time_is_answered() -> None:
+    body = {"prompt": "def main(", "max_tokens": 900, "n": 8, "ignore_eos": True}
+    with started("--drain-seconds", "0") as (server, url), httpx.Client(base_url=url) as client:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(client.post, "/v1/completions", json=body, timeout=60)
+            while not re.search(r"^num_requests_running [1-9]", client.get("/metrics").text, re.M):
+                assert not asked.done()
+            server.send_signal(signal.SIGTERM)
+        assert asked.result().status_code == 503
+        assert asked.result().json()["error"]["message"] == "the server has ended"
+        assert server.wait(30) == 128 + signal.SIGTERM
+
+
+def test_a_signal_lets_running_requests_end() -> None:
+    with started() as (server, url):
         body = {
             "prompt": "def main(",
             "max_tokens": 200,
@@ -224,13 +351,12 @@ def test_a_signal_lets_running_requests_end() -> None:
             "stream": True,
         }
         with (
-            httpx.Client(base_url=found[0], timeout=60) as client,
+            httpx.Client(base_url=url, timeout=60) as client,
             client.stream("POST", "/v1/completions", json=body) as got,
         ):
             answer = got.iter_lines()
             begun = next(answer)
             server.send_signal(signal.SIGTERM)
-            threading.Thread(target=server.stderr.read, daemon=True).start()
             rest = [line for line in answer if line]
         assert begun.startswith("data: ")
         assert rest[-1] == "data: [DONE]"

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.data.prompts import encode, question
 from draftree.engine import load
 from draftree.errors import UserError
-from draftree.target.chat_templates import read_template, template_names
+from draftree.target.chat_templates import read_template, template_names, variables_of
 from draftree.target.load_options import Loading
 from draftree.target.target import tokenizer_of
 
@@ -67,6 +67,19 @@ def test_a_file_is_read_and_what_is_none_is_refused(tmp_path: Path) -> None:
             read_template(str(file))
     with pytest.raises(UserError, match=r"chat template.*'vicunna'.*vicuna"):
         read_template("vicunna")
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ("{% for m in messages %}{{ m['tools'] }}{% endfor %}", False),  # Phi-4-mini's
+        ("{# tools #}{{ 'tools' }}", False),
+        ("{% if x is defined %}{% set tools = x %}{% endif %}{{ tools }}", True),  # Llama 3's
+        ("{%- generation -%}{{ tools }}{% endgeneration %}", True),
+    ],
+)
+def test_variables_of_a_template(text: str, reads: bool) -> None:
+    assert ("tools" in variables_of(text)) == reads
 
 
 def test_without_a_template_it_is_told_once(

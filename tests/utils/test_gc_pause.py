@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from draftree.utils.gc_pause import GC_THRESHOLD, MIN_LOADED_OBJECTS, pause_gc
+from draftree.utils.gc_pause import GC_THRESHOLD, MIN_LOADED_OBJECTS, end_gc_pause, pause_gc
 
 
 def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> None:
@@ -21,6 +21,17 @@ def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> Non
     assert gc.get_threshold() == before
     with pytest.raises(OSError, match="full"), pause_gc():
         raise OSError("full")
+    assert gc.get_threshold() == before
+
+
+def test_a_pause_can_be_ended_inside_its_block() -> None:
+    before = gc.get_threshold()
+    with pause_gc(), pause_gc():
+        end_gc_pause()
+        assert gc.get_threshold() == before
+        with pause_gc():
+            assert gc.get_threshold()[0] == GC_THRESHOLD
+        assert gc.get_threshold() == before
     assert gc.get_threshold() == before
 
 

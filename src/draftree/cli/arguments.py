@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,11 +30,18 @@ T = TypeVar("T")
 
 
 class Remarks(logging.Handler):
-    """Print log messages of the library as remarks on standard error."""
+    """Print log messages of the library as remarks on standard error.
+
+    Messages of the server and tracebacks are printed in full.
+    """
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        remark(record.getMessage())
+        if record.exc_info or record.name.startswith("draftree.serving."):
+            with suppress(OSError):
+                print(f"draftree: {self.format(record)}", file=sys.stderr, flush=True)
+        else:
+            remark(record.getMessage())
 
 
 def quiet() -> None:

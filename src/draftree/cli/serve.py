@@ -1,7 +1,10 @@
 """`draftree serve`: an OpenAI-compatible server with a playground page."""
 
+import asyncio
 import errno
+import gc
 import logging
+import math
 import os
 import socket
 from dataclasses import dataclass
@@ -30,6 +33,8 @@ KEY_VARIABLE = "DRAFTREE_API_KEY"
 DRAFTERS = ("suffix", "pld")
 """Drafters that a request may name if the operator lists none. They need no training."""
 POLICIES = ("yield", "pct", "eagle2", "opttree", "chain")
+ANSWER_SECONDS = 2
+"""Seconds after `--drain-seconds` in which the errors of unfinished requests are sent."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,7 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     from draftree.engine import load
     from draftree.serving.app import create_app
     from draftree.serving.state import ServerState
+    from draftree.utils.gc_pause import end_gc_pause
     from draftree.utils.hardware import bound_memory
 
     bound_memory()
@@ -231,18 +237,26 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     state = ServerState(engine, drafter, policy, options)
 
     class Server(uvicorn.Server):
-        """Run uvicorn's server, and refuse new requests as soon as the server is shutting down."""
+        """Run uvicorn's server, and refuse new requests as soon as the server is shutting down.
+
+        Requests that are unfinished after `drain_seconds` get an error.
+        """
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             state.worker.drain()
             super().handle_exit(sig, frame)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(asked.drain_seconds, state.worker.stop, 0.0)
+            await super().shutdown(sockets)
 
     logging.getLogger("draftree").setLevel(logging.INFO)
     config = uvicorn.Config(
         create_app(state),
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=max(int(asked.drain_seconds), 1),
+        timeout_graceful_shutdown=math.ceil(asked.drain_seconds) + ANSWER_SECONDS,
         timeout_keep_alive=30,
         server_header=False,
     )
@@ -251,7 +265,12 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     remark(
         f"{options.model_name} is served at http://{address}:{port} (API: /v1, page: /); Ctrl-C ends it"
     )
-    Server(config).run(sockets=[bound])
+    end_gc_pause()
+    gc.freeze()  # what has been loaded stays, so that garbage collections need not look at it
+    try:
+        Server(config).run(sockets=[bound])
+    finally:
+        gc.unfreeze()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -245,6 +245,11 @@ class Handle:
         """Return the stop text that has ended the response; None for another end, or none yet."""
         return self.entry.reading.stop
 
+    @property
+    def separator(self) -> str:
+        """Return the space that the response has only after the prompt, or an empty text."""
+        return self.entry.reading.separator
+
     def poll(self) -> list[Token]:
         """Return the tokens that are new since the last call, without waiting.
 

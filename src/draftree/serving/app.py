@@ -92,7 +92,12 @@ def create_app(state: ServerState) -> FastAPI:
         await asyncio.to_thread(state.worker.stop)
 
     app = FastAPI(
-        title="draftree", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None
+        title="draftree",
+        version=version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        strict_content_type=False,
     )
     app.state.server = state
     errors.install(app)

@@ -25,6 +25,11 @@ def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
+def new_call_id() -> str:
+    """Return a new random id of a tool call: nine letters and digits, as Mistral's templates ask."""
+    return secrets.token_hex(5)[:9]
+
+
 class Answer:
     """Build the answer to a chat request while its texts are generated.
 
@@ -222,11 +227,7 @@ class CompletionAnswer(Answer):
     @override
     def choice(self, index: int, text: AnswerText) -> dict[str, Any]:
         prompt = self._prompts[index]
-        logprobs = (
-            legacy_logprobs(self.state.spellings, text.logprobs, len(prompt))
-            if text.logprobs
-            else None
-        )
+        logprobs = legacy_logprobs(self.state.spellings, text.logprobs) if text.logprobs else None
         return {
             "index": index,
             "text": prompt + text.content,
@@ -238,7 +239,7 @@ class CompletionAnswer(Answer):
     def chunk(
         self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]
     ) -> dict[str, Any]:
-        offset = len(self._prompts[index]) + len(text.content) - len(delta.content)
+        offset = len(text.content) - len(delta.content)
         logprobs = (
             legacy_logprobs(self.state.spellings, delta.logprobs, offset)
             if delta.logprobs
@@ -256,7 +257,7 @@ class CompletionAnswer(Answer):
 def tool_call(call: ToolCall) -> dict[str, Any]:
     """Return a tool call in the form of OpenAI's API, with a new id."""
     return {
-        "id": new_id("call"),
+        "id": new_call_id(),
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }

@@ -114,9 +114,10 @@ def install(app: FastAPI) -> None:
         return failure(error).response
 
 
-def failure(error: Exception) -> ApiError:
+def failure(error: object) -> ApiError:
     """Return the error response for a failure inside the server."""
-    return ApiError(500, f"the server failed: {type(error).__name__}")
+    told = isinstance(error, DraftreeError)
+    return ApiError(500, cut(str(error)) if told else f"the server failed: {type(error).__name__}")
 
 
 def nothing_at(path: str) -> str:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.data.prompts import encode
 from draftree.serving.errors import ApiError
 from draftree.serving.request_models import ContentPart, InputItem, Message, Tool
+from draftree.target.chat_templates import variables_of
 from draftree.utils.files import as_user_error
 
 TOOLS_MESSAGE = (
@@ -28,10 +29,15 @@ def chat_ids(
     """
     chat = [plain_message(message, place) for place, message in enumerate(messages)]
     described: list[Any] = [tool.model_dump(exclude_none=True) for tool in tools]
-    template = str(tokenizer.chat_template or "")
-    if described and "tools" not in template:
-        chat = with_tools(chat, described)
-        described = []
+    with as_user_error("the target's chat template cannot be read"):
+        template = (
+            tokenizer.get_chat_template(tools=described or None) if tokenizer.chat_template else ""
+        )
+        if described and "tools" not in variables_of(template):
+            chat = with_tools(chat, described)
+            described = []
+    if "tool_calls" not in template:
+        chat = without_tool_calls(chat)
     if not described:
         return encode(tokenizer, chat)
     with as_user_error("the target's chat template refuses the messages"):
@@ -111,6 +117,27 @@ def with_tools(chat: list[dict[str, Any]], tools: Sequence[Any]) -> list[dict[st
     return [{"role": "system", "content": described}, *chat]
 
 
+def without_tool_calls(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a chat for a template without tool calls, which are then contents of messages.
+
+    A call becomes JSON, as in `TOOLS_MESSAGE`. Results become messages of the user, one for all
+    results in a row, because in many templates users and assistants must take turns.
+    """
+    found = list[dict[str, Any]]()
+    for message in chat:
+        role, content = message["role"], message["content"]
+        if calls := [call["function"] for call in message.get("tool_calls", ())]:
+            told = json.dumps(calls if len(calls) > 1 else calls[0], ensure_ascii=False)
+            content = "\n".join(filter(None, (content, told)))
+        if role == "tool":
+            role = "user"
+            if found and found[-1]["role"] == role:
+                found[-1]["content"] += f"\n{content}"
+                continue
+        found.append({**message, "role": role, "content": content})
+    return found
+
+
 def messages_of_input(
     given: str | Sequence[InputItem], instructions: str | None
 ) -> list[dict[str, Any]]:
@@ -130,7 +157,9 @@ def messages_of_input(
             call = require_fields(item, where, "call_id", "name", "arguments")
             function = {"name": call["name"], "arguments": call["arguments"]}
             tool_call = {"id": call["call_id"], "type": "function", "function": function}
-            found.append({"role": "assistant", "content": None, "tool_calls": [tool_call]})
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": None})
+            found[-1].setdefault("tool_calls", []).append(tool_call)
         elif item.type == "function_call_output":
             output = require_fields(item, where, "call_id", "output")
             found.append(

@@ -98,6 +98,10 @@ def completion_options(body: CompletionBody, limits: Limits, has_room: int) -> O
     for name, harmless in (("suffix", (None, "")), ("best_of", (None, body.n or 1))):
         if getattr(body, name) not in harmless:
             raise ApiError(400, f"{name} is not supported, allowed is to leave it out", name)
+    if body.echo and body.logprobs is not None:
+        raise ApiError(
+            400, "logprobs and echo are given, allowed is one: prompts get no logprobs", "logprobs"
+        )
     options = sampling_options(body, limits, body.max_tokens or COMPLETION_TOKENS, has_room)
     return options if body.logprobs is None else replace(options, logprobs=body.logprobs)
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from draftree.serving.answer_text import AnswerText
-from draftree.serving.completion_responses import Answer, new_id, to_json_line
+from draftree.serving.completion_responses import Answer, new_call_id, new_id, to_json_line
 from draftree.serving.errors import ApiError
 from draftree.serving.prompts import messages_of_input
 from draftree.serving.request_models import ChatBody, ChosenTool, ResponsesBody, TextFormat
@@ -59,7 +59,7 @@ def response_format(form: TextFormat) -> dict[str, Any]:
 
 
 class ResponsesAnswer(Answer):
-    """Build the answer to a request of `/v1/responses`: one message, or tool calls.
+    """Build the answer to a request of `/v1/responses`: a message, tool calls, or both.
 
     Args:
         state: shared state of the server.
@@ -120,7 +120,7 @@ class ResponsesAnswer(Answer):
                 item=self._message(text.content, self.status),
                 output_index=0,
             )
-        for index, call in enumerate(self._calls(text)):
+        for index, call in enumerate(self._calls(text), start=int(opened)):
             begun = {**call, "arguments": "", "status": "in_progress"}
             item = {"item_id": call["id"], "output_index": index}
             yield self._event("response.output_item.added", item=begun, output_index=index)
@@ -155,7 +155,7 @@ class ResponsesAnswer(Answer):
     def _calls(self, text: AnswerText) -> list[dict[str, Any]]:
         """Return the tool calls as items of the output; repeated calls return the same ids."""
         while len(self._call_ids) < len(text.calls):
-            self._call_ids.append((new_id("fc"), new_id("call")))
+            self._call_ids.append((new_id("fc"), new_call_id()))
         return [
             {
                 "type": "function_call",
@@ -173,7 +173,9 @@ class ResponsesAnswer(Answer):
         text, done = self.texts[0], status in ("completed", "incomplete")
         output: list[dict[str, Any]] = []
         if done:
-            output = self._calls(text) or [self._message(text.content, status)]
+            output = self._calls(text)
+            if text.content or not output:
+                output = [self._message(text.content, status), *output]
         usage = self.usage()
         asked = self.asked.model_dump(
             include={

@@ -71,6 +71,7 @@ class ServerState:
         self.drafter = drafter
         self.policy = policy
         self.options = options
+        self._opened = {drafter: engine.drafter}  # by spec; their states belong to the engines
         self.metrics = Metrics()
         self.worker = Worker(engine.target, self._engine_for, self.metrics, options.limits.waiting)
         self.started = int(time.time())
@@ -208,7 +209,13 @@ class ServerState:
             requests += [fitting.request(self.target, ids, n) for n in range(options.n)]
         self._check_ids(requests)
         speculative = self.speculative(body.speculative, owner)
-        work = Work(requests, options.stops(self.tokenizer), speculative, body.metrics == "trees")
+        work = Work(
+            requests,
+            options.stops(self.tokenizer),
+            speculative,
+            trees=body.metrics == "trees",
+            continues=isinstance(body, CompletionBody),
+        )
         texts = [AnswerText(splitter(None, "")) for _ in requests]
         return Prepared(work, texts, sum(map(len, prompts)), len(prompts))
 
@@ -251,10 +258,10 @@ class ServerState:
     def _engine_for(self, key: Speculative) -> Engine:
         """Return a new engine over the server's target for the given speculative options."""
         drafter, policy = PLAIN_PARTS if key.plain else (key.drafter, key.policy)
-        opened = build("drafter", drafter).open(self.target)
-        engine = Engine(
-            self.target, opened, build("policy", policy), self.engine.acceptor, self.engine.costs
-        )
+        if drafter not in self._opened:
+            self._opened[drafter] = build("drafter", drafter).open(self.target)
+        opened, rule = self._opened[drafter], self.engine.acceptor
+        engine = Engine(self.target, opened, build("policy", policy), rule, self.engine.costs)
         engine.set_limits(**vars(self.options.batching))
         return engine
 

@@ -6,6 +6,7 @@ are written by engines of their own over the same target; the engines take turns
 """
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -16,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from draftree.engine import Engine
-from draftree.errors import DraftreeError, cut
+from draftree.errors import DraftreeError, UserError, cut
 from draftree.request import Emitted, Request
-from draftree.serving.errors import ApiError
+from draftree.serving.errors import ApiError, failure
 from draftree.serving.metrics import Metrics, RequestFigures
 from draftree.target.target import Target
 from draftree.text.completion import Token
@@ -64,12 +65,15 @@ class Work:
         stops: stop texts of the request.
         speculative: how the texts are drafted, and the owner of the API key.
         trees: whether updates include the draft tree of each step.
+        continues: whether each text continues its prompt, and so begins with the space that the
+            tokenizer drops from a text of its own.
     """
 
     requests: Sequence[Request]
     stops: StopStrings
     speculative: Speculative
     trees: bool = False
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,11 @@ class Lane:
     engine: Engine
     texts: dict[Any, TextState] = field(default_factory=dict)
 
+    @property
+    def needs_step(self) -> bool:
+        """Return whether the engine has a text to generate, or a cancelled one to free."""
+        return self.engine.scheduler.num_unfinished > 0
+
 
 @final
 class Worker:
@@ -177,6 +186,7 @@ class Worker:
         self._commands: deque[tuple[str, Job]] = deque()
         self._wake = threading.Condition()
         self._waiting = 0
+        self._dropped = False  # whether an engine was dropped since the last garbage collection
         self._draining = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="draftree worker", daemon=True)
@@ -249,7 +259,8 @@ class Worker:
         with self._wake:
             self._draining = self._stopped = True
             self._wake.notify()
-        self._thread.join(seconds)
+        if self._thread.ident is not None:  # else the model is not warm yet
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
@@ -275,19 +286,26 @@ class Worker:
                 commands, self._commands = self._commands, deque()
             for kind, job in commands:
                 self._submit(job) if kind == "submit" else self._drop(job)
-            for key, lane in list(self._lanes.items()):
-                if lane.texts:
-                    self._step(key, lane)
+            self._step_all()
             self._count()
+
+    def _step_all(self) -> None:
+        """Run one step of each engine."""
+        for key, lane in list(self._lanes.items()):
+            if lane.needs_step:
+                self._step(key, lane)
 
     def _await_work(self) -> None:
         """Wait for work; return free memory to the system after `IDLE_SECONDS` without work."""
         work = lambda: bool(
-            self._commands or self._stopped or any(lane.texts for lane in self._lanes.values())
+            self._commands or self._stopped or any(one.needs_step for one in self._lanes.values())
         )
         with self._wake:
             if self._wake.wait_for(work, IDLE_SECONDS):
                 return
+        if self._dropped:
+            self._dropped = False
+            gc.collect()  # engines are parts of reference cycles
         return_memory()
         with self._wake:
             self._wake.wait_for(work)
@@ -306,7 +324,7 @@ class Worker:
         except Exception as error:  # the server continues after any failure
             LOG.exception("a request could not be started")
             self._drop(job)
-            job.post(ApiError(500, f"the server failed: {type(error).__name__}"))
+            job.post(failure(error))
 
     def _watch(self, job: Job) -> Watch | None:
         return Watch(self._tokenizer) if job.work.trees else None
@@ -321,7 +339,8 @@ class Worker:
             lane = Lane(self._engine_for(key))
             idle = [other for other, one in self._lanes.items() if not one.texts]
             if len(self._lanes) >= MAX_ENGINES and idle:
-                del self._lanes[idle[0]]
+                self._lanes.pop(idle[0]).engine.forget()
+                self._dropped = True
         self._lanes[key] = lane
         return lane
 
@@ -341,25 +360,29 @@ class Worker:
             events = lane.engine.step()
         except Exception as error:  # an engine that has failed is not used again; the others go on
             LOG.exception("a step failed")
-            told = (
-                cut(str(error))
-                if isinstance(error, DraftreeError)
-                else f"the server failed: {type(error).__name__}"
-            )
-            self._fail(lane, ApiError(500, told))
+            self._fail(lane, failure(error))
             self._lanes.pop(key, None)
+            self._dropped = True
             return
         for event in events:
             text = lane.texts.get(event.handle)
             if text is None:
                 continue
             if event.emitted is None:  # its grammar or a processor has failed; the others go on
-                text.job.post(ApiError(400, cut(str(event.handle.error))))
+                cause = event.handle.error
+                if isinstance(cause, UserError):
+                    text.job.post(ApiError(400, cut(str(cause))))
+                else:
+                    LOG.error("a request failed", exc_info=cause)
+                    text.job.post(failure(cause))
                 self._drop(text.job)
                 continue
+            ending, tokens = event.emitted.ending, event.tokens
             if not text.started:
                 text.job.figures[text.index].cached_tokens = event.handle.cached_tokens
-            ending, tokens = event.emitted.ending, event.tokens
+                if text.job.work.continues:
+                    start = event.handle.separator + tokens[0].text
+                    tokens = [replace(tokens[0], text=start), *tokens[1:]]
             if ending == "stop" and event.handle.stop is None:  # the time limit has passed
                 ending, tokens = "length", [*tokens[:-1], replace(tokens[-1], ending="length")]
             self._tell(text, event.emitted, tokens)

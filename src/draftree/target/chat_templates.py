@@ -5,11 +5,15 @@ LLaMA-2's do). Prompts then reach the model as bare text, and a drafter that was
 template drafts worse.
 """
 
+import re
+from functools import lru_cache
 from pathlib import Path
 
 from draftree.errors import UnknownName, UserError
 
 TEMPLATES_FOLDER = Path(__file__).with_suffix("")
+GENERATION_TAG = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""Pattern for transformers' tags around what the model writes, which are not Jinja's."""
 
 
 def template_names() -> tuple[str, ...]:
@@ -42,17 +46,25 @@ def _check_template(text: str) -> None:
     Raises:
         ValueError: the message gives the reason.
     """
+    if "messages" not in variables_of(text):
+        raise ValueError("it does not read 'messages'")
+
+
+@lru_cache(maxsize=8)
+def variables_of(template: str) -> frozenset[str]:
+    """Return the names of the variables that a chat template reads.
+
+    Raises:
+        ValueError: the text is not a Jinja template; the message gives the line.
+    """
     from jinja2 import Environment, TemplateSyntaxError, meta
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # parsed, never rendered
     try:
-        found = meta.find_undeclared_variables(environment.parse(text))
+        parsed = environment.parse(GENERATION_TAG.sub("", template))
+        return frozenset(meta.find_undeclared_variables(parsed))
     except TemplateSyntaxError as error:
-        if "generation" in str(error):  # transformers' own tag
-            return
         raise ValueError(f"line {error.lineno}: {error.message}") from error
-    if "messages" not in found:
-        raise ValueError("it does not read 'messages'")
 
 
 def with_default_system(template: str, system: str) -> str:

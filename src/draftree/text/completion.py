@@ -232,14 +232,15 @@ class Reading:
             [t.text for t in self.tokens],
             [*self._prompt],
             "" if self._tokenizer is None else self._decode([*self._prompt]),
-            self._separator(),
+            self.separator,
         )
 
     def _decode(self, ids: list[int]) -> str:
         assert self._tokenizer is not None
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _separator(self) -> str:
+    @property
+    def separator(self) -> str:
         """Return the space that the response has only after the prompt, or an empty text."""
         if self._tokenizer is None or not self.tokens:
             return ""

@@ -34,9 +34,25 @@ def pause_gc() -> Iterator[None]:
         yield
     finally:
         with _LOCK:
-            before = _ENTERED.pop()
-            if not _ENTERED:
-                if gc.get_count()[0] > MIN_LOADED_OBJECTS and not gc.get_freeze_count():
-                    gc.freeze()
-                    gc.unfreeze()
-                gc.set_threshold(*before)
+            if _ENTERED:  # else `end_gc_pause` was called
+                _leave()
+
+
+def end_gc_pause() -> None:
+    """Run the garbage collector as usual from now on, also inside blocks of `pause_gc`.
+
+    A command calls it when everything is loaded and long work begins, such as serving requests.
+    """
+    with _LOCK:
+        while _ENTERED:
+            _leave()
+
+
+def _leave() -> None:
+    """Leave one block; after the last one, objects loaded in them are old, and thresholds usual."""
+    before = _ENTERED.pop()
+    if not _ENTERED:
+        if gc.get_count()[0] > MIN_LOADED_OBJECTS and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        gc.set_threshold(*before)
