@@ -69,8 +69,8 @@ def cost_key(target: Target) -> dict[str, str]:
         "dtype": str(decoder.dtype).removeprefix("torch."),
         "attention": str(decoder.config._attn_implementation),
         "target": target.name,
-        "packed": " ".join(packed_shapes(decoder.model)),
-        "between": " ".join(replaced_kinds(decoder.model)),
+        "packed": " ".join(packed_shapes(decoder.hf.model)),
+        "between": " ".join(replaced_kinds(decoder.hf.model)),
         "compiled": " ".join(decoder.native_kinds) or "graphs" * decoder.capture.ladder.few,
         "draftree": version("draftree"),
     }

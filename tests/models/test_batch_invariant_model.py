@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from architectures import fresh
+from architectures import CROSSING, fresh
 from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models import invariant_widths
+from draftree.models import batch_invariant_model, invariant_widths
 from draftree.models.batch_invariant_model import BatchInvariantModel
 from draftree.models.causal_lm import CausalLM
 from draftree.models.cpu_linear import use_kernels
@@ -26,9 +26,11 @@ from draftree.registry import build
 from draftree.target.batch_invariance_choice import first_variant_layer, resolve_exactness
 from draftree.tree import Ints
 from folders import target_folder
+from forests import NOISE, worst
+from hybrids import hybrid
 
 DENSE = ("llama", "gemma3", "qwen3", "phi3-sliding", "olmo2", "gpt_neox", "qwen2-mixed")
-EXPERTS = ("mixtral-sliding", "qwen3_moe", "gpt_oss", "deepseek_v3")
+EXPERTS = ("mixtral-sliding", "qwen3_moe", "gpt_oss", "deepseek_v3", "deepseek_v2")
 DTYPES = (torch.float32, torch.bfloat16)
 KNOWN: dict[tuple[torch.dtype, int], dict[str, Widths | None]] = {}
 """What was found of kinds of layers, by dtype and kernel."""
@@ -180,6 +182,21 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
                     assert torch.equal(found[batch.firsts[r] + node], alone[-1])
     if dtype is torch.bfloat16:  # where bits are what is promised
         texts_are_plain_decodings(target)
+
+
+@pytest.mark.parametrize("name", [*CROSSING, "qwen3_5_text"])
+def test_every_block_of_a_text_is_rotated_as_in_one_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the length of the whole text where frequencies depend on it, and in three dimensions."""
+    monkeypatch.setattr(batch_invariant_model, "ROPE_BLOCK", 8)
+    model, ids = (fresh if name in CROSSING else hybrid)(name), np.arange(3, 43)
+    with torch.inference_mode():
+        wanted = model(input_ids=torch.from_numpy(ids)[None]).logits[0]
+        decoder = CausalLM(model)
+        BatchInvariantModel(decoder).use(decoder)
+        batch = ForwardBatch.chains([ids], np.zeros(1, np.int64), decoder.device)
+        assert worst(decoder.forward(batch, decoder.new_cache(1, 40)).logits, wanted) < NOISE
 
 
 def path(parents: Ints, node: int) -> list[int]:

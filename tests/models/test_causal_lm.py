@@ -248,3 +248,18 @@ def test_the_head_gives_the_models_logits_without_a_pass_of_it(
             decoder, "_through_model", None
         )  # asked once, when the head is first used
         assert worst(decoder.head(last), out.logits[0]) < NOISE
+
+
+def test_a_cap_behind_the_head_is_found_in_half_precision() -> None:
+    stock = fresh("gemma2").to(torch.bfloat16)
+    decoder, ids = CausalLM(stock), torch.tensor([[3, 9, 4, 7]])
+    assert decoder._behind_head is not None, "else every head that is lent runs the whole model"
+    with torch.no_grad():
+        last = decoder.stack(input_ids=ids, use_cache=False).last_hidden_state[0]
+        assert worst(decoder.head(last), stock(input_ids=ids, use_cache=False).logits[0]) < 1e-2
+
+
+def test_yarn_extends_the_context_by_its_factor() -> None:
+    stock = fresh("llama-eager-yarn")
+    stock.config.max_position_embeddings = 32
+    assert CausalLM(stock).context == 128

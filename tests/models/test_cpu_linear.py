@@ -14,6 +14,7 @@ from torch import nn
 from draftree import Request, Target
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
+from draftree.models.causal_lm import CausalLM
 from draftree.models.cpu_linear import (
     KernelLinear,
     Packed,
@@ -22,9 +23,13 @@ from draftree.models.cpu_linear import (
     packed_shapes,
     use_kernels,
 )
+from draftree.models.fused_cpu_modules import replaced_kinds
 from draftree.registry import build
+from draftree.target.kernel_choice import choose_kernels
+from draftree.target.load_options import Loading
 from draftree.utils import hardware
 from folders import resident, target_folder
+from hybrids import hybrid
 
 pytestmark = pytest.mark.skipif(
     not packable(torch.zeros(2, 2), None), reason="this torch has no oneDNN"
@@ -158,3 +163,18 @@ def test_a_packed_weight_that_lies_in_a_file_is_in_memory_once(
     assert torch.equal(both[0](rows), Packed(drawn)(rows))
     assert (resident(path) > 4000) == looked_up, "an embedding's rows are read in every pass"
     assert torch.equal(one.weight, drawn), "read again"
+
+
+def test_passes_of_a_recurrent_model_use_the_kernels_that_are_recorded() -> None:
+    decoder = CausalLM(hybrid("falcon_h1", torch.float32))
+    choose_kernels(decoder, Loading(kernels="packed"))
+    target, used = Target(decoder, "x"), list[int]()
+    for module in decoder.hf.model.modules():
+        if isinstance(module, KernelLinear):
+            module.register_forward_hook(lambda *_: used.append(1))
+    Engine(target, build("drafter", "suffix").open(target), build("policy", "chain")).plain(
+        [Request([3, 4, 5], 2)]
+    )
+    assert used
+    assert provenance(target, 0)["target"]["packed"] == packed_shapes(decoder.hf.model)
+    assert replaced_kinds(decoder.hf.model)

@@ -16,6 +16,7 @@ from draftree.drafters.edd import EDD
 from draftree.drafters.glide import GLIDE
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD
+from draftree.evaluation.provenance import fingerprint
 from draftree.target import target as target_module
 from draftree.testing import tiny_target
 from folders import target_folder
@@ -69,6 +70,11 @@ def test_offloaded_layers_write_the_same(folder: str, where: str, name: str) -> 
         return
     assert target.decoder.device == torch.device("cpu")
     assert drafted(target, METHODS[name]) == drafted(whole, METHODS[name])
+
+
+def test_offloaded_weights_have_a_hash(folder: str) -> None:
+    target = Target.load(folder, torch.float64, device_map=ON_DISK["half of the layers"])
+    assert len(fingerprint(target.decoder.model)) == 16
 
 
 def test_a_model_that_was_offloaded_is_served(folder: str) -> None:

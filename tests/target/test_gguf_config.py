@@ -12,6 +12,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
+    MambaConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
@@ -20,7 +21,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from draftree.errors import UserError
-from draftree.target.gguf_config import complete_config
+from draftree.target.gguf_config import complete_config, end_tokens
 from draftree.target.target_names import location
 from gguf_files import write_gguf
 
@@ -117,3 +118,16 @@ def test_a_file_with_scaled_frequencies(tmp_path: Path, monkeypatch: pytest.Monk
     rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
     assert rope["rope_type"] == "llama3"
     assert math.isclose(rope["factor"], 8.0, rel_tol=1e-4)
+
+
+def test_a_falcon_mamba_is_refused() -> None:
+    completed(MambaConfig(), "mamba", {"block_count": 2, "ssm.dt_b_c_rms": False})
+    with pytest.raises(UserError, match=r"'x\.gguf' is a Falcon-Mamba, which .*: allowed is"):
+        completed(MambaConfig(), "mamba", {"ssm.dt_b_c_rms": True})
+
+
+def test_tokens_that_end_a_turn() -> None:
+    entries = {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("eos", "eot", "bos"))}
+    assert end_tokens(entries, {}) == [0, 1]
+    assert end_tokens(entries, {"<|im_end|>": 7, "<|end|>": 6, "a": 9}) == [0, 1, 6, 7]
+    assert end_tokens({}, {"<|return|>": 5, "<|end|>": 6}) == []  # gpt-oss ends a channel by it

@@ -4,7 +4,7 @@ import gzip
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from draftree import engine as engine_module
 from draftree.data.decontamination import Excluded
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import DEFAULT_PARTS, usual_drafter, usual_policy
+from draftree.errors import DraftreeWarning
 from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.causal_lm import CausalLM
@@ -145,6 +146,12 @@ def test_its_tokenizer_and_template_come_from_it_and_what_was_kept_is_read(
         file.write(b"x")
     with pytest.raises(UserError, match="it is kept"):
         location(str(moved))  # another content
+
+
+def test_texts_end_with_a_turn(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "x.gguf", eot=3)
+    assert Target.load(str(tmp_path / "x.gguf")).eos == {1, 3}
 
 
 @pytest.mark.parametrize(
@@ -364,6 +371,10 @@ def test_smollm2_training_data_has_no_question_of_the_suites() -> None:
     assert not any(excluded.holds(row["question"]) for row in read if "question" in row)
     assert len({row["gsm8k"] for row in read if "gsm8k" in row}) == 2500
     assert len(read) == 3348
+    with gzip.open(ROOT / "recipes" / "smollm2_prompts.jsonl.gz", "rt") as lines:
+        prompts = [text for line in lines for text in json.loads(line).get("turns", ())]
+    assert len(prompts) == 19575
+    assert [text for text in prompts if excluded.holds(text)] == []
 
 
 def test_heads_of_eagle_grow_their_own_trees_where_wide_passes_are_cheap(
@@ -474,12 +485,12 @@ def test_a_model_that_is_not_whole_is_refused(folder: str, monkeypatch: pytest.M
         Target.load(folder, device_map="auto")
 
 
-def adapter(folder: str, out: Path) -> Any:
+def adapter(folder: str, out: Path, modules: Sequence[str] = ("q_proj", "up_proj")) -> Any:
     """Saves a LoRA that changes what is written, and returns its model, not merged."""
     peft = pytest.importorskip("peft")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     config = peft.LoraConfig(
-        r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+        r=4, target_modules=list(modules), init_lora_weights=False, task_type="CAUSAL_LM"
     )
     torch.manual_seed(2)
     adapted = peft.get_peft_model(model, config)
@@ -516,6 +527,32 @@ def test_an_adapter_is_merged_into_the_weights(
     status, out, _ = draftree(*command, "--max-new-tokens", 8, "--policy", "chain")
     assert status == 0
     assert json.loads(out)["baseline"]["same_output"]
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
+@pytest.mark.filterwarnings(
+    "ignore:Model has `tie_word_embeddings=True`:UserWarning",
+    "ignore:Setting `save_embedding_layers`:UserWarning",
+)  # of the adapter that is made
+def test_an_adapter_of_a_shared_weight_changes_one_of_two_layers(
+    folder: str, tmp_path: Path, layer: str
+) -> None:
+    pytest.importorskip("peft")
+    config = AutoConfig.from_pretrained(folder, tie_word_embeddings=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "tied")
+    byte_tokenizer().save_pretrained(tmp_path / "tied")
+    adapted = adapter(str(tmp_path / "tied"), tmp_path / "lora", [layer])
+    how = {"adapter": str(tmp_path / "lora"), "dtype": torch.float64}
+    found = Target.load(str(tmp_path / "tied"), **how).decoder.model
+    torch.testing.assert_close(logits(found), logits(adapted))
+
+
+def test_an_adapter_of_a_deeper_model_is_refused(folder: str, tmp_path: Path) -> None:
+    adapter(folder, tmp_path / "lora")
+    shallow: Any = AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=3)
+    shallow.save_pretrained(tmp_path / "shallow")
+    with pytest.raises(UserError, match=r"has 4 tensors for layers .* as .*layers\.3\..*lora_A"):
+        Target.load(str(tmp_path / "shallow"), adapter=str(tmp_path / "lora"))
 
 
 def test_adapters_that_cannot_be_served_are_refused(
@@ -751,4 +788,14 @@ def test_weights_that_a_model_reads_by_itself_keep_their_bits() -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     round_to_four_bits(model)
     assert any(isinstance(module, Int4Linear) for module in model.modules())
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
+def test_experts_that_keep_their_bits_are_told() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "num_experts": 16, "moe_topk": 2, "head_dim": 16}
+    config = AutoConfig.for_model("hunyuan_v1_moe", vocab_size=64, num_hidden_layers=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    with pytest.warns(DraftreeWarning, match=r"int4 rounds .*% of the weights .* stay in bfloat16"):
+        round_to_four_bits(model)
     assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()

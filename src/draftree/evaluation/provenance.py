@@ -45,9 +45,9 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "weights": fingerprint(decoder.model),
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "context": decoder.context,
-            **({"packed": packed} if (packed := packed_shapes(decoder.model)) else {}),
+            **({"packed": packed} if (packed := packed_shapes(decoder.hf.model)) else {}),
             **({"compiled": compiled} if (compiled := decoder.native_kinds) else {}),
-            **({"between": between} if (between := replaced_kinds(decoder.model)) else {}),
+            **({"between": between} if (between := replaced_kinds(decoder.hf.model)) else {}),
             **({"loading": said} if (said := target.loading.explicit_options) else {}),
         },
     }
@@ -91,12 +91,13 @@ def _git(folder: Path, *command: str) -> str | None:
 def fingerprint(model: torch.nn.Module) -> str:
     """Return a hash over the names, the shapes and a sample of the values of all weights.
 
-    At most about 128 values of each tensor are read, so that hashing large models is fast. After
-    further training, the hash differs.
+    At most about 128 values of each tensor are read, so that hashing large models is fast, and none
+    of offloaded ones. After further training, the hash differs.
     """
     digest = hashlib.sha256()
     for name, p in sorted(model.state_dict().items()):
         numbers = p if type(p) is torch.Tensor else p.dequantize()  # torchao's tensors
-        sample = numbers.flatten()[:: max(1, p.numel() // 64)].float().cpu()
-        digest.update(f"{name}{tuple(p.shape)}{sample.tolist()}".encode())
+        read = numbers.flatten()[:: max(1, p.numel() // 64)].float()
+        sample = [] if p.is_meta else read.tolist()
+        digest.update(f"{name}{tuple(p.shape)}{sample}".encode())
     return digest.hexdigest()[:16]

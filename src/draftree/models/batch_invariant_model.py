@@ -22,16 +22,15 @@ from draftree.models.backend_names import EXACT
 from draftree.models.causal_lm import CausalLM
 from draftree.models.cpu_linear import KernelLinear
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.hf_runner import HFRunner
+from draftree.models.hf_runner import HFRunner, Rotation, join_rotations
 from draftree.models.invariant_experts import are_experts, expert, make_expert_forward
 from draftree.models.invariant_widths import Made, Rows, Widths, find_elementwise_widths, widths
 from draftree.models.model_runner import ModelRunner
 from draftree.models.native_linear import NativeLinear
 from draftree.models.weight_sharing_copy import share_weights
-from draftree.utils.padding import pad_end
 
 ROPE_BLOCK = 32
-"""Number of positions whose rotary embedding is computed at a time."""
+"""Number of positions in one computation of a rotary embedding."""
 
 
 @dataclass(frozen=True)
@@ -223,21 +222,23 @@ def _make_invariant_forward(own: Rows | None, kept: Widths) -> Callable[..., Mad
     return forward
 
 
-def _rope_in_blocks(
-    own: Callable[..., tuple[Tensor, ...]] | None,
-) -> Callable[..., tuple[Tensor, ...]]:
+def _rope_in_blocks(own: Callable[..., Rotation] | None) -> Callable[..., Rotation]:
     """Return a rotary embedding's forward that computes `ROPE_BLOCK` positions at a time.
 
     No position is then in the remainder of a vectorised loop, whose instructions may round
-    otherwise.
+    otherwise. Each block ends with the largest position of all, because the frequencies may depend
+    on it.
     """
 
     def forward(
         module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, ...]:
-        stock, count = own or partial(type(module).forward, module), position_ids.shape[1]
-        blocks = pad_end(position_ids, 1, -count % ROPE_BLOCK).split(ROPE_BLOCK, dim=1)
-        parts = [stock(x, block, *args, **kwargs) for block in blocks]
-        return tuple(torch.cat(each, dim=1)[:, :count] for each in zip(*parts, strict=True))
+    ) -> Rotation:
+        stock = own or partial(type(module).forward, module)
+        last, parts = position_ids.amax(-1, keepdim=True), []
+        for block in position_ids.split(ROPE_BLOCK - 1, dim=-1):
+            *rows, count = block.shape
+            filled = torch.cat((block, last.expand(*rows, ROPE_BLOCK - count)), dim=-1)
+            parts.append((stock(x, filled, *args, **kwargs), count))
+        return join_rotations(parts, dim=-2)
 
     return forward

@@ -149,10 +149,12 @@ class CausalLM:
     def context(self) -> int:
         """Return the number of positions that the model supports."""
         known = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
-        rope = self.hf.changing_rope
-        if rope is None or rope["rope_type"] != "dynamic":
-            return known
-        return int(known * max(rope["factor"], 1.0))  # known is the unscaled length
+        lengths = [known]
+        for rope in self.hf.rotary_parameters:
+            original = rope.get("original_max_position_embeddings") or 0
+            unscaled = {"dynamic": known, "yarn": original}.get(rope.get("rope_type", ""), 0)
+            lengths.append(int(unscaled * (rope.get("factor") or 1)))
+        return max(lengths)
 
     @property
     def stack(self) -> PreTrainedModel:
@@ -312,12 +314,14 @@ class CausalLM:
             # The head of OPT-350m reads fewer numbers than a layer writes.
             width = int(getattr(self._head, "in_features", self.hidden_size))
             probe = torch.linspace(-3, 3, width, device=self.device, dtype=self.dtype)[None]
-            wanted, raw = self._through_model(probe).float(), self._raw_logits(probe).float()
-            fitted = float((wanted * raw).sum() / raw.square().sum().clamp(min=1e-12))
+            wanted, raw = self._through_model(probe).float(), self._raw_logits(probe)
+            same = raw.float()
+            fitted = float((wanted * same).sum() / same.square().sum().clamp(min=1e-12))
             known.append(lambda x: x * fitted)  # MiniCPM3 scales the head's input
-            return next(
-                (f for f in known if torch.allclose(f(raw), wanted, rtol=1e-4, atol=1e-5)), None
+            matches = (
+                f for f in known if torch.allclose(f(raw).float(), wanted, rtol=1e-4, atol=1e-5)
             )
+            return next(matches, None)
 
     def _through_model(self, states: Tensor) -> Tensor:
         """Return logits [n, V] for stack outputs [n, D], computed by a call of the whole model.

@@ -42,6 +42,8 @@ from draftree.models.recurrent.replaced_functions import (
     use_functions,
 )
 
+Rotation = Tensor | tuple[Tensor, ...]
+"""What a rotary embedding returns: (cos, sin), or a complex tensor as in DeepSeek-V2."""
 UNNORMED = 2**16
 """Index of a hidden state that transformers lacks: the last layer's output before the norm."""
 
@@ -141,11 +143,16 @@ class HFRunner(ModelRunner):
             )
         return self._found[1]
 
+    @property
+    def rotary_parameters(self) -> list[dict[str, Any]]:
+        """Return the parameters of all rotary embeddings, which may differ by layer type."""
+        parameters = getattr(self.config, "rope_parameters", None) or {}
+        return [parameters, *(p for p in parameters.values() if isinstance(p, dict))]
+
     @cached_property
     def changing_rope(self) -> dict[str, Any] | None:
         """Return the rotary parameters that depend on the length of the text, or None."""
-        parameters = getattr(self.config, "rope_parameters", None) or {}
-        kinds = (parameters, *(p for p in parameters.values() if isinstance(p, dict)))
+        kinds = self.rotary_parameters
         return next((p for p in kinds if p.get("rope_type") in LENGTH_DEPENDENT_ROPE), None)
 
     @cached_property
@@ -300,21 +307,21 @@ class HFRunner(ModelRunner):
 
         def apart(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any
-        ) -> tuple[Tensor, ...]:
+        ) -> Rotation:
             call = inspect.signature(module.forward).bind(*args, **kwargs)
 
-            def turn(positions: Sequence[int]) -> tuple[Tensor, ...]:
+            def turn(positions: Sequence[int]) -> Rotation:
                 given = torch.tensor([positions], device=self.device)
                 call.arguments["position_ids"] = given
-                turned: tuple[Tensor, ...] = module.forward(*call.args, **call.kwargs)
+                turned: Rotation = module.forward(*call.args, **call.kwargs)
                 return turned
 
             found = []
             for places, length in zip(padded.tolist(), reach.tolist(), strict=True):
                 turn([0])  # resets `dynamic`
-                found.append([t[:, :-1] for t in turn([*places, length - 1])])
+                found.append((turn([*places, length - 1]), len(places)))
             turn([0])
-            return tuple(torch.cat(each) for each in zip(*found, strict=True))
+            return join_rotations(found, dim=0)
 
         with ExitStack() as stack:
             for module in self.stack.modules():
@@ -368,6 +375,15 @@ class HFRunner(ModelRunner):
                     hook = self.layers[index].register_forward_pre_hook(before)
                 stack.callback(hook.remove)
             yield caught
+
+
+def join_rotations(parts: Sequence[tuple[Rotation, int]], dim: int) -> Rotation:
+    """Join outputs of a rotary embedding along a dimension; of each, the first n positions."""
+    cut = [
+        [t[..., :n, :] for t in ((out,) if isinstance(out, Tensor) else out)] for out, n in parts
+    ]
+    joined = tuple(torch.cat(each, dim) for each in zip(*cut, strict=True))
+    return joined if isinstance(parts[0][0], tuple) else joined[0]
 
 
 class _Masks(dict[str, Tensor]):

@@ -129,8 +129,8 @@ def measurement_key(decoder: CausalLM) -> dict[str, str]:
         "model": str(decoder.config.model_type),
         "shapes": hashlib.sha256(shapes.encode()).hexdigest(),
         "layout": LAYOUT,
-        "packed": " ".join(packed_shapes(decoder.model)),
-        "between": " ".join(replaced_kinds(decoder.model)),
+        "packed": " ".join(packed_shapes(decoder.hf.model)),
+        "between": " ".join(replaced_kinds(decoder.hf.model)),
         "compiled": " ".join(decoder.native_kinds),
     }
 

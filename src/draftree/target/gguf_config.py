@@ -29,6 +29,8 @@ LLAMA3: Mapping[str, Any] = {
     "original_max_position_embeddings": 8192,
 }
 """The scaling of Llama 3.1 to 3.3, without its factor."""
+TURN_ENDS = ("<|end|>", "<end_of_turn>", "<|im_end|>", "<|eot_id|>")
+"""Tokens that end a turn of a chat, at which llama.cpp stops by their names."""
 SCALED_QUERIES = {"gemma2": 46, "gemma3": 62}
 """Number of layers of the 27B models, whose scores are scaled by hidden size over heads."""
 
@@ -48,8 +50,11 @@ def complete_config(
         tensors: the tensors `FREQUENCIES`, `LONG_FACTORS` and `SHORT_FACTORS`, as far as the file has them.
 
     Raises:
-        UserError: the file scales frequencies in a way that is not known.
+        UserError: the file scales frequencies in a way that is not known, or is a Falcon-Mamba.
     """
+    if entries.get("mamba.ssm.dt_b_c_rms"):
+        told = "is a Falcon-Mamba, which transformers would run as a Mamba"
+        raise UserError(f"'{path}' {told}: allowed is a folder of its safetensors")
     text: Any = config.get_text_config(decoder=True)
     arch = entries.get("general.architecture")
     rope = text.rope_parameters if isinstance(getattr(text, "rope_parameters", None), dict) else {}
@@ -62,6 +67,20 @@ def complete_config(
         scaled |= _scaling(path, arch, entries, tensors, scaled)
     if SCALED_QUERIES.get(str(arch)) == entries.get(f"{arch}.block_count"):
         text.query_pre_attn_scalar = text.hidden_size // text.num_attention_heads
+
+
+def end_tokens(entries: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[int]:
+    """Return the ids of the tokens that end a text or a turn of a chat.
+
+    Args:
+        entries: the entries of the header.
+        vocabulary: the tokens' ids. With gpt-oss's `<|return|>`, the first of `TURN_ENDS` ends only
+            a part of a turn.
+    """
+    known = (entries.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    names = TURN_ENDS[1:] if "<|return|>" in vocabulary else TURN_ENDS
+    named = (vocabulary.get(name) for name in names)
+    return sorted({int(each) for each in (*known, *named) if each is not None})
 
 
 def _complete_phi3(text: Any, rope: dict[str, Any], entries: Mapping[str, Any]) -> None:

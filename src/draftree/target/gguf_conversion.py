@@ -26,7 +26,7 @@ from transformers import (
 
 from draftree.errors import UserError, format_value
 from draftree.models.architecture_checks import refuse_unsupported
-from draftree.target.gguf_config import complete_config
+from draftree.target.gguf_config import complete_config, end_tokens
 from draftree.target.gguf_header import Header, read_header
 from draftree.target.no_loading_bar import no_loading_bar
 from draftree.utils.files import (
@@ -39,7 +39,7 @@ from draftree.utils.files import (
 from draftree.utils.hardware import return_memory
 
 LOG = logging.getLogger("draftree")
-MAGIC, LAYOUT = b"GGUF", 2
+MAGIC, LAYOUT = b"GGUF", 3
 """The first bytes of a GGUF file.
 
 `LAYOUT` is the version of the converted folder, which is part of its name.
@@ -372,6 +372,8 @@ def _dequantise(
         raise UserError(f"'{path}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
     words = "tokenizer.ggml.model" in headers[0].entries
     tokenizer = _tokenizer_class(config).from_pretrained(**source) if words else None
+    ends = end_tokens(headers[0].entries, {} if tokenizer is None else tokenizer.get_vocab())
+    model.generation_config.eos_token_id = ends or model.generation_config.eos_token_id
     with replace_folder(folder) as beside:
         model.save_pretrained(beside)
         if tokenizer is not None:

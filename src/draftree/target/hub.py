@@ -15,7 +15,10 @@ from huggingface_hub import constants
 from draftree.errors import format_value
 from draftree.utils.files import as_user_error
 
-HUB_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_ID = re.compile(
+    r"(?=.{1,96}$)(?!.*(--|\.\.|\.git$))[A-Za-z0-9]([\w.-]*\w)?(/[A-Za-z0-9]([\w.-]*\w)?)?",
+    re.ASCII,
+)
 """The form of a hub id, at most 96 characters: OWNER/NAME, or only a name for the oldest models."""
 CONNECT_TIMEOUT_SECONDS = 2.0
 """Seconds within which the hub must accept a connection."""

@@ -45,10 +45,11 @@ def choose_kernels(decoder: CausalLM, loading: Loading) -> bool:
     if native and loading.compile is None and variant() == GENERIC and not _is_faster(decoder):
         decoder.runner, native = decoder.hf, False
     if native and loading.quantize == "int4":
-        round_head(decoder.model)
+        round_head(decoder.hf.model)
     inside = {part for layer in decoder.layers for part in layer.modules()} if native else set()
-    use_kernels(decoder.model, loading.kernels or ("native" if native else None), inside)
-    replace_modules(decoder.model, loading.kernels, inside)
+    model = decoder.hf.model  # a copy that shares the weights if layers have recurrent states
+    use_kernels(model, loading.kernels or ("native" if native else None), inside)
+    replace_modules(model, loading.kernels, inside)
     return native
 
 

@@ -120,8 +120,9 @@ class Loading(Source):
             tokens are almost equally likely, a tree may give another token than plain decoding. The
             default is `bits` in half precision if a step then takes at most 2 % longer
             (`target/batch_invariance_choice.py`), else `ties`.
-        kernels: the kernels of linear layers on a CPU (`cpu_linear.py`); by default torch's or
-            oneDNN's, whichever is faster for each shape.
+        kernels: the kernels of linear layers on a CPU (`cpu_linear.py`); by default draftree's if
+            native kernels run the model, else torch's or oneDNN's, whichever is faster for each
+            shape.
         compile: whether the layers of target and drafter are compiled. On a CPU native kernels then
             run passes of any width (`native_runner.py`); by default if the target is large and the
             kernels support it and are faster. On a GPU passes have few widths and are recorded as
@@ -155,7 +156,7 @@ class Loading(Source):
         None,
         metavar="NAME",
         panel=PANEL,
-        help="Linear layers on a CPU: stock (PyTorch), packed (oneDNN) or native; by default the fastest.",
+        help="Linear layers on a CPU: stock, packed (oneDNN) or native; by default native or the faster other.",
     )
     compile: bool | None = knob(
         None,

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from draftree.errors import UserError, format_value
+from draftree.errors import DraftreeWarning, UserError, format_value
 from draftree.models.accelerate_dispatch import is_offloaded, is_spread
 from draftree.models.backend_names import EXACT
 from draftree.models.int4_linear import GROUP, ROWS, Int4Linear, can_round
+from draftree.models.invariant_experts import are_experts
 from draftree.target.hub import locate_model
 from draftree.target.load_options import Loading
 from draftree.target.quantization_support import refuse_missing_packages
@@ -65,7 +66,8 @@ def merge_adapter(model: Any, loading: Loading) -> Any:
     """Return a model with its adapter merged into the weights; without one, the same model.
 
     Raises:
-        UserError: peft is missing, or the adapter is incomplete or of a kind that cannot be merged.
+        UserError: peft is missing, or the adapter is incomplete, of a kind that cannot be merged,
+            or has tensors for layers that the model lacks.
     """
     if loading.adapter is None:
         return model
@@ -90,15 +92,35 @@ def merge_adapter(model: Any, loading: Loading) -> Any:
         warnings.filterwarnings(
             "ignore", ".is_gradient_checkpointing", FutureWarning
         )  # which peft reads
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
         warnings.filterwarnings(
             "error", "Found missing adapter keys"
         )  # else they would keep initial values
         whole: Any = PeftModel.from_pretrained(model, place, config=config)
+    unused = whole.load_adapter(place, "default").unexpected_keys  # `from_pretrained` drops them
+    if unused:
+        told = f"{len(unused)} tensors for layers that the target lacks, such as {unused[0]}"
+        raise UserError(
+            f"adapter '{loading.adapter}' has {told}: allowed is one trained for this target"
+        )
+    _untie_adapted_head(model)
     return whole.merge_and_unload()
 
 
-READ_WEIGHTS = frozenset({"dt_proj"})
-"""Names of linear layers whose weights a model multiplies by itself, as Mamba and Jamba do."""
+def _untie_adapted_head(model: Any) -> None:
+    """Copy the weight that LM head and embedding share if an adapter changes one of them."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    adapted = any(isinstance(layer, BaseTunerLayer) for layer in (head, embedding))
+    if adapted and head.weight is embedding.weight:
+        inner = getattr(head, "base_layer", head)
+        inner.weight = torch.nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
+        model.config.tie_word_embeddings = False
+
+
+READ_WEIGHTS = frozenset({"dt_proj", "wg"})
+"""Names of linear layers whose weights a model reads by itself, as Mamba, Jamba and HunYuan do."""
 RANK_TENSORS = {
     "LORA": ("lora_A.weight", "lora_embedding_A"),
     "LOHA": ("hada_w1_b",),
@@ -182,7 +204,8 @@ def check_weights(model: PreTrainedModel, loading: Loading) -> None:
 def round_to_four_bits(model: Any) -> None:
     """Replace a model's linear layers by four-bit layers.
 
-    The LM head is not replaced, nor are layers whose sizes are not multiples of the group size.
+    The LM head is not replaced, nor are layers whose sizes are not multiples of the group size. A
+    warning tells the share of rounded weights if experts stay in bfloat16.
 
     Raises:
         UserError: the model is not on a CPU in bfloat16, or no layer can be rounded.
@@ -202,5 +225,10 @@ def round_to_four_bits(model: Any) -> None:
         raise UserError(
             f"quantize is 'int4' for a {type(model).__name__}, allowed only for models with {told}"
         )
+    if any(map(are_experts, model.modules())):
+        rounded = sum(child.weight.numel() for *_, child in fitting)
+        share = rounded / sum(p.numel() for p in model.parameters())
+        told = f"quantize int4 rounds {share:.1%} of the weights of a {type(model).__name__}"
+        warnings.warn(f"{told}: its experts stay in bfloat16", DraftreeWarning, stacklevel=3)
     for parent, name, child in fitting:
         setattr(parent, name, Int4Linear(child))
