@@ -115,19 +115,21 @@ def test_odd_rows_beside_a_good_one_are_learnt_or_left_out(
     "Chats with calls of tools, which have no text, broke the preparation of the data.",
 )
 @pytest.mark.parametrize(
-    "said",
+    ("said", "wanted"),
     [
-        [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
-         {"role": "tool", "content": "3"}],
-        [{"role": "assistant", "content": "", "tool_calls": []}, {"role": "tool", "content": "3"}],
-        [{"role": "observation", "content": "3"}],
-        [{"role": "user", "content": [{"type": "text", "text": "more"}]}],
-        [{"role": "developer", "content": "be brief"}],
+        ([{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+          {"role": "tool", "content": "3"}], "<|assistant|>[<eos>]<|tool|>3"),
+        ([{"role": "assistant", "content": "", "tool_calls": []}, {"role": "tool", "content": "3"}],
+         "<|assistant|>[<eos>]<|tool|>3"),
+        ([{"role": "observation", "content": "3"}], "<|tool|>3"),
+        ([{"role": "user", "content": [{"type": "text", "text": "more"}]}], "<|user|>more"),
+        ([{"role": "developer", "content": "be brief"}], "<|system|>be brief"),
+        ([{"role": "tool", "content": [{"type": "image"}]}], None),
     ],
-    ids=["call", "empty call", "observation", "parts", "developer"],
+    ids=["call", "empty call", "observation", "parts", "developer", "image"],
 )  # fmt: skip
 def test_a_call_of_a_tool_is_learnt_or_told_with_its_line(
-    said: list[dict[str, Any]], tmp_path: Path
+    said: list[dict[str, Any]], wanted: str | None, tmp_path: Path
 ) -> None:
     chat = {
         "messages": [
@@ -137,15 +139,15 @@ def test_a_call_of_a_tool_is_learnt_or_told_with_its_line(
         ]
     }
     file = saved(tmp_path / "a.jsonl", GOOD, chat)
-    told = ""
-    try:
-        samples = read_samples([file], TOKENIZER, 128)
-    except UserError as error:
-        told = str(error)
-    if told:
-        assert re.match(rf"{re.escape(str(file))}:2: [^\n]+$", told)
-    else:
-        assert "[end<eos>]" in shown(samples[-1])
+    if wanted is None:
+        told = (
+            rf"^{re.escape(str(file))}:2: a message holds a part of type 'image', allowed is text$"
+        )
+        with pytest.raises(UserError, match=told):
+            read_samples([file], TOKENIZER, 128)
+        return
+    samples = read_samples([file], TOKENIZER, 128)
+    assert shown(samples[-1]) == f"<|user|>a?{wanted}<|assistant|>[end<eos>]"
 
 
 @report(

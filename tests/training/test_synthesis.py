@@ -233,9 +233,13 @@ LONG = "A robe takes two bolts of blue fiber and half that much white fiber. How
                     {"role": "assistant", "content": "b"},
                 ],
             },
-            ["a"],
+            ["a", "x"],
         ),
         ({"data": ["a", "b", "c"]}, ["a", "c"]),
+        ({"turns": ["x"], "text": "a"}, ["a", "x"]),
+        ({"question": "x", "chat": [{"role": "user", "content": "a"}]}, ["a", "x"]),
+        ({"instruction": "x", "input": "a", "output": "b", "text": "raw"}, ["x\n\na"]),
+        ({"instruction": "x"}, ["x"]),
     ],
 )
 def test_row_becomes_a_request(row: dict[str, Any], texts: list[str]) -> None:
@@ -483,12 +487,39 @@ def test_a_server_that_fails_is_told_in_a_line(
         )
 
 
-def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
-    folder: Path, target: Target, chats: Path, tmp_path: Path, serve
-) -> None:
-    other = Target.load(str(folder), dtype="float64", device="cpu")
+@pytest.fixture
+def other(folder: Path) -> Target:
+    """Return a target of the same name and other weights."""
+    found = Target.load(str(folder), dtype="float64", device="cpu")
     with torch.no_grad():
-        other.decoder.model.model.layers[0].mlp.down_proj.weight.mul_(-8)
+        found.decoder.model.model.layers[0].mlp.down_proj.weight.mul_(-8)
+    return found
+
+
+def test_answers_and_questions_of_other_weights_are_not_kept(
+    target: Target, other: Target, chats: Path, tmp_path: Path
+) -> None:
+    def answers(of: Target) -> str:
+        return regenerate(of, [chats], tmp_path, ANSWERS, HERE).read_text()
+
+    made_up(target, tmp_path)
+    with pytest.raises(UserError, match="made up 0 can be used"):
+        made_up(other, tmp_path)
+    first = answers(target)
+    assert answers(other) != first
+    assert answers(target) == first
+    about = json.loads((tmp_path / "regenerated.json").read_text())
+    del about["weights"], about["tokenizer"]
+    (tmp_path / "regenerated.json").write_text(json.dumps(about))
+    assert answers(other) == first, "earlier versions did not store what tells them apart"
+
+
+@pytest.mark.parametrize(
+    "answers", [ANSWERS, replace(ANSWERS, temperature=1.0)], ids=["greedy", "sampled"]
+)
+def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
+    answers: Regeneration, target: Target, other: Target, chats: Path, tmp_path: Path, serve
+) -> None:
     serving = serve(other)
     with pytest.raises(
         UserError,
@@ -498,7 +529,7 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
             target,
             [chats],
             tmp_path / "out",
-            ANSWERS,
+            answers,
             replace(HERE, author=remote(serving, target, check=3)),
         )
     assert not list((tmp_path / "out").rglob("*.jsonl"))
@@ -507,7 +538,7 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
         made_up(target, tmp_path / "questions", how, author=remote(serving, target, check=3))
     trusting = remote(serving, target, agreement=0.0)
     assert regenerate(
-        target, [chats], tmp_path / "out", ANSWERS, replace(HERE, author=trusting)
+        target, [chats], tmp_path / "out", answers, replace(HERE, author=trusting)
     ).is_file()
 
 

@@ -384,6 +384,16 @@ def test_schedule_and_split(samples) -> None:
     assert not set(learnt) & set(held)
 
 
+def test_samples_of_a_row_are_not_divided(samples) -> None:
+    rows = [dataclasses.replace(sample, row=i // 3) for i, sample in enumerate(samples)]
+    learnt, held = split_samples(rows, plan(held_out=0.25))
+    assert sorted(learnt + held) == list(range(24))
+    assert len(held) == 6
+    assert not {rows[i].row for i in learnt} & {rows[i].row for i in held}
+    text = [dataclasses.replace(sample, row=0) for sample in samples]
+    assert split_samples(text, plan()) == split_samples(samples, plan())
+
+
 def test_checkpoint_errors(target, samples, tmp_path) -> None:
     train(target, EDD(shared=True).fresh(target), samples, plan(epochs=0.2), tmp_path)
     weights_file, config = (

@@ -52,6 +52,9 @@ def test_a_chat_learns_its_responses_with_their_end() -> None:
         {"prompt": "1+1?", "data": ["1+1?", "it is 2\n#### 2"]},
         {"prompt": "1+1?", "prompt_id": "0", "messages": [{"role": "user", "content": "1+1?"},
                                                           {"role": "assistant", "content": "it is 2\n#### 2"}]},
+        {"text": "", "instruction": "1+1?", "input": "", "output": "it is 2\n#### 2"},
+        {"text": "raw", "instruction": "1+1?", "input": "", "output": "it is 2\n#### 2"},
+        {"text": "raw", "data": ["1+1?", "it is 2\n#### 2"]},
     ],
 )  # fmt: skip
 def test_the_formats_of_chats_are_one(row: dict[str, object]) -> None:
@@ -178,6 +181,9 @@ def test_a_row_ends_with_its_line_alone(tmp_path: Path) -> None:
     [
         {"text": "a", "meta": {"redpajama_set_name": "C4"}},
         {"text": "a", "data": "x"},
+        {"text": "a", "messages": [], "instruction": "x", "output": None},
+        {"text": "a", "question": "x"},
+        {"text": ""},
         {"prompt": "a", "completion": "b"},
     ],
 )
@@ -238,6 +244,19 @@ def test_behind_a_response_that_was_cut_no_end_is_learnt(tmp_path: Path) -> None
             == "<|user|>a?<|assistant|>b<eos><|user|>c?<|assistant|>b<eos>"
         )
         assert learnt(sample) == said
+
+
+def test_a_response_that_was_cut_is_found_where_the_template_trims_it() -> None:
+    template = TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'] | trim }}")
+    chat = [{"role": "user", "content": "b c"}, {"role": "assistant", "content": " b "}]
+    (sample,) = chat_samples(byte_tokenizer(template), chat, [1])
+    assert masked(sample) == "<|user|>b c<|assistant|>[b]<eos>"
+
+
+def test_samples_know_their_row(tmp_path: Path) -> None:
+    data = saved(tmp_path / "a.jsonl", {"text": "x" * 100}, {"messages": CHAT}, {"text": "ab"})
+    samples = read_samples([data], byte_tokenizer(THOUGHTFUL), 64)
+    assert [sample.row for sample in samples] == [0, 0, 1, 1, 2]
 
 
 def test_responses_that_are_rendered_otherwise_later_on_are_samples_of_their_own() -> None:

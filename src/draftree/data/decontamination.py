@@ -5,8 +5,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.data.readers import Row, Skipped, messages, read_rows, skip_unreadable
+from draftree.data.readers import (
+    Row,
+    Skipped,
+    is_completion_row,
+    messages,
+    read_rows,
+    skip_unreadable,
+)
+from draftree.errors import UserError
 
+QUESTION_KEYS = ("turns", "question", "prompt", "instruction")
+"""Keys for the question in rows of benchmarks, which may have no answer."""
 SHARED_WORDS = 13
 """Number of consecutive words that two prompts do not share by chance.
 
@@ -37,19 +47,26 @@ def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator
 def extract_questions(row: Row, where: str) -> list[str]:
     """Return the texts of a data row that are not answers.
 
-    These are its turns, its question, the user messages of its chat, its prompt or its text.
+    These are the user messages of its chat or its text, and the texts under `QUESTION_KEYS` that
+    are not part of them.
 
     Raises:
         UserError: the row has no known form.
     """
-    for key in (
-        () if row.keys() & {"messages", "conversations"} else ("turns", "question", "prompt")
-    ):
-        several: list[Any] = row[key] if isinstance(row.get(key), list) else [row.get(key)]
-        if several and all(isinstance(text, str) for text in several):
-            return several
-    chat = messages(row, where)
-    return [row["text"]] if chat is None else [m["content"] for m in chat if m["role"] == "user"]
+    values: list[Any] = [row[key] for key in QUESTION_KEYS if key in row]
+    several = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    named = [text for text in several if isinstance(text, str)]
+    try:
+        chat = messages(row, where)
+    except UserError:
+        if not named:
+            raise
+        return named
+    if chat is not None:
+        learnt = [message["content"] for message in chat if message["role"] == "user"]
+    else:
+        learnt = [] if is_completion_row(row) else [row["text"]]
+    return learnt + [text for text in named if not any(text.strip() in each for each in learnt)]
 
 
 class Excluded:

@@ -11,7 +11,7 @@ A row is one of
 
 in a JSONL file, in a JSON file with one list, or in a parquet file (which needs the package
 `datasets`). Any other file is plain text. Of a folder all text files are read. Only the responses
-of a chat are learnt.
+of a chat are learnt. A row with a chat or a pair is read as the chat, even if it also has a text.
 """
 
 import importlib
@@ -273,7 +273,7 @@ def messages(row: Row, where: str) -> Messages | None:
     Raises:
         UserError: the row has no known form.
     """
-    if isinstance(row.get("text"), str) or is_completion_row(row):
+    if is_completion_row(row) or (isinstance(row.get("text"), str) and not _has_chat(row)):
         return None
     chat = _read_messages(row, where)
     if chat is None:
@@ -288,6 +288,14 @@ def messages(row: Row, where: str) -> Messages | None:
     if name and isinstance(row[name], str) and row[name] and chat and chat[0]["role"] != "system":
         return [{"role": "system", "content": row[name]}, *chat]
     return chat
+
+
+def _has_chat(row: Row) -> bool:
+    """Return whether a row has a list of messages, or a question with its answer."""
+    pair = (_first_value(row, QUESTIONS), _first_value(row, ANSWERS))
+    return any(row.get(name) and isinstance(row[name], list) for name in (*CHATS, "data")) or all(
+        name is not None and row[name] and isinstance(row[name], str | list) for name in pair
+    )
 
 
 def _read_messages(row: Row, where: str) -> Messages | None:

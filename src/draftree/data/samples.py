@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 class Sample:
     """One training text: its tokens [T], and whether each is a training target [T].
 
-    The first token is never a target.
+    The first token is never a target. `row` is the number of its row in the data, if it is known.
     """
 
     tokens: Ints
     learn: Bools
+    row: int | None = None
 
 
 def digest(samples: Sequence[Sample]) -> str:
@@ -64,7 +65,7 @@ def chat_samples(
         tokenizer: the target's tokenizer.
         chat: the messages.
         cut: indices of truncated responses. The text that the template adds after them is not a
-            target, unless the template marks generated text.
+            target, unless the template marks generated text or changes the response.
 
     Raises:
         UserError: a rendered prompt is not the beginning of the rendered prompt with its response.
@@ -85,10 +86,9 @@ def chat_samples(
         )
     whole, learnt = render(chat, False), list[tuple[int, int]]()
     for i, (prompt, until) in zip(answers, spans, strict=True):
-        said = chat[i]["content"].rstrip()
-        learnt.append(
-            (len(prompt), max(until.rfind(said), 0) + len(said) if i in cut else len(until))
-        )
+        said = chat[i]["content"].strip()  # templates may trim it
+        at = until.rfind(said, len(prompt)) if i in cut else -1
+        learnt.append((len(prompt), len(until) if at < 0 else at + len(said)))
     if all(whole.startswith(until) for _, until in spans):
         return [_span_sample(tokenizer, whole, learnt)]
     return [
@@ -161,10 +161,12 @@ def read_samples(
             embedding.
     """
     samples = list[Sample]()
-    for row, where in (each for path in paths for each in read_rows(path, skipped)):
+    rows = (each for path in paths for each in read_rows(path, skipped))
+    for number, (row, where) in enumerate(rows):
         with skip_unreadable(skipped):
             if excluded.keeps(row, where):
-                found = list(_samples(row, where, tokenizer, max_tokens))
+                parts = _samples(row, where, tokenizer, max_tokens)
+                found = [replace(sample, row=number) for sample in parts]
                 for sample in found if vocab is not None else ():
                     check_tokens(sample.tokens, where, tokenizer, vocab)
                 samples += found

@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from typing_extensions import override
 
@@ -17,6 +18,9 @@ from draftree.target.target import Target
 from draftree.text.stop_strings import StopStrings, StopTexts
 from draftree.training.base import LOG
 from draftree.utils.progress_callback import SILENT_SECONDS, duration
+
+CHECKED_TOKENS = 64
+"""Largest number of tokens of an answer that an author writes only to be checked."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,20 @@ class Author(ABC):
         Raises:
             UserError: texts cannot be generated.
         """
+
+
+def check_author(author: Author, prompts: Iterable[PendingPrompt]) -> None:
+    """Let an author answer some prompts greedily, so that it is checked before it generates more.
+
+    Raises:
+        UserError: its answers differ from the target's.
+    """
+    asked = deque(
+        replace(each, most=min(each.most, CHECKED_TOKENS), sampling=GREEDY)
+        for each in islice(prompts, author.probes)
+    )
+    for _ in author.write(asked):
+        pass
 
 
 class Local(Author):

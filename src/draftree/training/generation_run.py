@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from draftree.data.decontamination import Excluded
+from draftree.evaluation.trace_store import target_hashes
 from draftree.target.target import Target
 from draftree.training.answer_source import Author, Local
 from draftree.training.distributed import Processes
@@ -33,3 +34,8 @@ class GenerationRun:
             rows: number of texts that the local target generates at the same time.
         """
         return self.author or Local(target, rows)
+
+
+def hash_model(target: Target) -> dict[str, str]:
+    """Return hashes of a target's weights and of its tokenizer with the chat template."""
+    return {k: v for k, v in target_hashes(target).items() if k != "dtype"}

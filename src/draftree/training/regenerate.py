@@ -36,8 +36,14 @@ from draftree.data.samples import check_tokens
 from draftree.errors import UserError
 from draftree.sampling.params import GREEDY, Sampling
 from draftree.target.target import Target
-from draftree.training.answer_source import Author, GeneratedText, PendingPrompt, log_estimate
-from draftree.training.generation_run import GenerationRun
+from draftree.training.answer_source import (
+    Author,
+    GeneratedText,
+    PendingPrompt,
+    check_author,
+    log_estimate,
+)
+from draftree.training.generation_run import GenerationRun, hash_model
 from draftree.utils.files import append, read_object, write_text
 from draftree.utils.validated_dataclass import check_fields, knob
 
@@ -131,15 +137,16 @@ def regenerate(
                 paths, target.tokenizer, how.max_tokens, run.excluded, skipped, target.decoder.vocab
             )
         )
-    about = {**how.relevant_options, "target": target.name, "prompts": digest(asked)} | (
+    hashes = hash_model(target)
+    about = {**how.relevant_options, **hashes, "target": target.name, "prompts": digest(asked)} | (
         {"author": author.name} if author.name else {}
     )
     finished = False
     with suppress(UserError):
-        finished = (
-            read_object(out / METADATA_FILE, "of a finished regeneration") == about
-            and (out / ANSWERS_FILE).is_file()
-        )
+        finished = {
+            **hashes,
+            **read_object(out / METADATA_FILE, "of a finished regeneration"),
+        } == about and (out / ANSWERS_FILE).is_file()
     if not finished:
         parts = out / PARTIAL_FILE / digest(about)
         done = _finished_rows(parts)
@@ -315,6 +322,8 @@ def answer_rows(
     for number in asked:
         if (row := next_row(number, None, waiting.append)) is not None:
             yield number, row
+    if author.probes and not all(each.sampling.greedy for each in waiting):
+        check_author(author, waiting)
     for each in author.write(waiting):  # a chat that has begun is finished first
         if (row := next_row(each.asked.number, each, waiting.appendleft)) is not None:
             yield each.asked.number, row

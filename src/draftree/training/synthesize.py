@@ -24,9 +24,14 @@ from draftree.data.readers import Messages, Skipped
 from draftree.errors import UserError
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
-from draftree.training.answer_source import Author, PendingPrompt, log_estimate
+from draftree.training.answer_source import (
+    CHECKED_TOKENS,
+    PendingPrompt,
+    check_author,
+    log_estimate,
+)
 from draftree.training.base import LOG
-from draftree.training.generation_run import GenerationRun
+from draftree.training.generation_run import GenerationRun, hash_model
 from draftree.training.regenerate import digest
 from draftree.utils.files import append, as_user_error, read_object, write_text
 from draftree.utils.validated_dataclass import check_fields, knob
@@ -149,7 +154,8 @@ def synthesize(
         opening = Opening.of(target.tokenizer, how.system)
         known = sorted(set(map(normalise_words, questions(beside, skipped))))
     drawn = {k: v for k, v in asdict(how).items() if k not in ("count", "rows")}
-    drawn |= {"target": target.name, "author": author.name, "opening": opening.text}
+    hashes = hash_model(target)
+    drawn |= {"target": target.name, "author": author.name, "opening": opening.text, **hashes}
     about = drawn | {
         "count": how.count,
         "beside": digest(known),
@@ -158,7 +164,7 @@ def synthesize(
     finished = False
     with suppress(UserError):
         finished = (
-            about.items() <= read_object(out / METADATA_FILE, "of questions").items()
+            about.items() <= {**hashes, **read_object(out / METADATA_FILE, "of questions")}.items()
             and (out / QUESTIONS_FILE).is_file()
         )
     if not finished:
@@ -230,7 +236,13 @@ def _sample_questions(
                 [done[i] for i in range(bound)], how.count, target.tokenizer, known, run.excluded
             )
             if author.probes and missing and processes.main:
-                _probe(target, author, kept)
+                check_author(
+                    author,
+                    (
+                        PendingPrompt(i, chat, encode(target.tokenizer, chat), CHECKED_TOKENS)
+                        for i, chat in enumerate(map(question, kept))
+                    ),
+                )
             if bound >= ENOUGH and len(kept) < FEWEST * bound:
                 reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common())
                 raise UserError(
@@ -245,18 +257,6 @@ def _sample_questions(
             }
         more = max(math.ceil((how.count - len(kept)) * bound / max(len(kept), 1)), 8)
         bound = min(bound + more, ENOUGH) if bound < ENOUGH else bound + more
-
-
-def _probe(target: Target, author: Author, texts: Sequence[str]) -> None:
-    """Let an author answer some questions, so that it is checked before it generates more."""
-    chats = [question(text) for text in texts[: author.probes]]
-    for _ in author.write(
-        deque(
-            PendingPrompt(i, chat, encode(target.tokenizer, chat), 64)
-            for i, chat in enumerate(chats)
-        )
-    ):
-        pass
 
 
 def select_questions(

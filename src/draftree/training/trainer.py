@@ -7,6 +7,7 @@ processes, and among micro-batches of a process.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -57,7 +58,7 @@ class TrainingPlan(Recipe):
             save memory. By default it is chosen so that a micro-batch has at most `TOGETHER`
             tokens, or `ON_GPU` on a GPU.
         held_out: share of the samples that are used for measurements instead of learning, at most
-            64 samples.
+            64 samples. Samples of one row of the data are not divided, unless there are too many.
         evaluate_every: number of steps between two measurements.
         save_every: number of steps between two saves of the state for resuming.
         keep_every: number of steps between two additional checkpoints, which are kept in folders
@@ -473,14 +474,26 @@ class Run:
 
 
 def split_samples(samples: Sequence[Sample], plan: TrainingPlan) -> tuple[list[int], list[int]]:
-    """Return two lists: the indices of the samples for learning, and of the held-out samples."""
-    order = np.random.default_rng([plan.seed, 0]).permutation(len(samples))
-    held = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
-    if len(samples) - held < 1:
+    """Return two lists: the indices of the samples for learning, and of the held-out samples.
+
+    The samples of a row of the data are in the same list, unless the row has more samples than are
+    held out, as a long text has.
+    """
+    most = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
+    if len(samples) - most < 1:
         raise UserError(
-            f"the data have {len(samples)} samples, of which {held} are held out; at least 1 must be left"
+            f"the data have {len(samples)} samples, of which {most} are held out; at least 1 must be left"
         )
-    return order[held:].tolist(), order[:held].tolist()
+    counts = Counter(sample.row for sample in samples)
+    rows: dict[Any, list[int]] = {}
+    for i, sample in enumerate(samples):
+        divided = sample.row is None or counts[sample.row] > most
+        rows.setdefault((None, i) if divided else sample.row, []).append(i)
+    groups, learnt, held = list(rows.values()), list[int](), list[int]()
+    for group in np.random.default_rng([plan.seed, 0]).permutation(len(groups)).tolist():
+        side = held if len(held) + len(groups[group]) <= most else learnt
+        side += groups[group]
+    return learnt, held
 
 
 def learning_rate_factor(plan: TrainingPlan, step: int, steps: int, over: float = 0.0) -> float:
