@@ -59,6 +59,16 @@ def test_commands(say: Command, tmp_path: Path) -> None:
     assert "unknown command '/frob'" in err
 
 
+def test_a_conversation_is_saved_below_the_home_folder(
+    say: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _, _, err = say("/save ~/talk.json", "/save ~/talk.json")
+    assert json.loads((tmp_path / "talk.json").read_text()) == {"messages": []}
+    assert f"the messages are in '{tmp_path / 'talk.json'}'" in err
+    assert f"'{tmp_path / 'talk.json'}' exists already" in err
+
+
 @pytest.mark.parametrize("command", ["/save", "/seed x", "/seed", "/save {old}"])
 def test_a_mistake_ends_nothing(say: Command, tmp_path: Path, command: str) -> None:
     old = tmp_path / "old.json"

@@ -393,6 +393,18 @@ def test_places_are_counted_by_chains() -> None:
     assert places.rates.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("tokens", [4, 5])
+def test_texts_without_a_second_block_are_not_compared(demo: Target, tokens: int) -> None:
+    drafter = EDD().open(demo)
+    assert isinstance(drafter, EDDDrafter)
+    short, long = (TokenText(np.arange(3, 3 + n), 2) for n in (tokens, 6))
+    assert drafter_report._compare_forwards(demo, drafter, [short]) is None
+    found = drafter_report._compare_forwards(demo, drafter, [short, long])
+    assert found is not None
+    assert found.verdict == "ok"
+    assert finding(examine(demo, drafter, [short]), "agreement")
+
+
 def test_the_calibration_error_is_the_gap_in_each_bin() -> None:
     confidence, right = np.array([0.12, 0.18, 0.95, 0.91]), np.array([0, 1, 1, 1], bool)
     assert drafter_report.calibration_error(confidence, right) == pytest.approx(

@@ -1,16 +1,21 @@
 """Model cards and uploads, the notebooks, the citation, and lm-evaluation-harness."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
+from huggingface_hub import HfApi
 
 import draftree
 from draftree.cli.app import main
+from draftree.registry import build
 from draftree.target.target_names import shipped_folder
+from draftree.testing.fakes import tiny_target
 from draftree.weights import demo_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,21 +74,78 @@ def test_a_card_of_what_is_no_drafter_is_refused(tmp_path: Path, capsys) -> None
     assert not (tmp_path / "README.md").exists()
 
 
-def test_a_card_shows_a_results_figures(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "file"),
+    [
+        ("medusa", "medusa_lm_head.safetensors"),
+        ("hydra", "hydra_lm_head.safetensors"),
+        ("vdm", "pytorch_model.bin"),
+    ],
+)
+def test_the_weights_are_uploaded_under_each_of_their_names(
+    method: str, file: str, tmp_path: Path, capsys
+) -> None:
+    build("drafter", method).fresh(tiny_target()).save(tmp_path)
+    if not (tmp_path / file).exists():
+        (tmp_path / "model.safetensors").rename(tmp_path / file)
+    assert run("push", tmp_path, "me/one", "--dry-run", "--json") == 0
+    assert file in json.loads(capsys.readouterr().out)["files"]
+    (tmp_path / file).unlink()
+    assert run("push", tmp_path, "me/one", "--dry-run", "--json") == 2
+    assert "needed is a trained drafter's folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["me/foo--bar", "me/foo.", "me/a/b", "me/x.git", "/x"])
+def test_a_name_that_the_hub_refuses_is_refused_first(name: str, folder: Path, capsys) -> None:
+    assert run("push", folder, name, "--dry-run") == 2
+    assert f"the repository is '{name}', allowed is OWNER/NAME: " in (
+        told := capsys.readouterr().err
+    )
+    assert told.count("\n") == 1
+    assert not (folder / "README.md").exists()
+
+
+def test_an_upload_without_a_connection_is_told_in_one_line(
+    folder: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise httpx.ConnectError("no route to host")
+
+    monkeypatch.setattr(HfApi, "create_repo", fail)
+    assert run("push", folder, "me/edd") == 2
+    assert capsys.readouterr().err == "draftree: cannot upload to 'me/edd': no route to host\n"
+
+
+def test_a_card_shows_a_results_figures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from draftree.errors import UserError
     from draftree.evaluation.model_card import card
 
     ends = {"acceptance_length": [1.9, 2.1], "counted_speedup": [1.2, 1.4]}
-    row = {"drafter": "edd", "policy": "pct", "temperature": 0.0, "acceptance_length": 2.0, "alpha": 1.0, "nodes_per_step": 9.0,
+    row = {"drafter": f"edd:checkpoint={folder}", "policy": "pct", "temperature": 0.0, "acceptance_length": 2.0,
+           "alpha": 1.0, "nodes_per_step": 9.0,
            "depth_per_step": 2.0, "same_output": True, "prompts": 3, "counted_speedup": 1.3, "intervals": ends,
            "per_prompt": {"tokens": [3] * 3}}  # fmt: skip
     result = {"rows": [row], "simulated": False, "provenance": {
-        "hardware": {"device": "a laptop"}, "suite": {"name": "demo"}, "date": "2026-01-02T", "seed": 0}}  # fmt: skip
+        "hardware": {"device": "a laptop"}, "suite": {"name": "demo"}, "date": "2026-01-02T", "seed": 0,
+        "target": {"name": "demo"}}}  # fmt: skip
     text = card(folder, result)
     assert "Measured on a laptop, 3 prompts of demo, 2026-01-02." in text
     assert "| pct | 2.00 [1.90, 2.10] | 9.0 | 1.30 [1.20, 1.40] |" in text
-    with pytest.raises(UserError, match="rows of other, needed is one of 'edd'"):
-        card(folder, result | {"rows": [row | {"drafter": "other"}]})
+    monkeypatch.chdir(folder.parent)
+    shipped = shipped_folder("demo", "edd")
+    assert shipped is not None
+    for spec in ("edd", "edd/", "./edd", str(folder), "edd:hidden_layer=-4,checkpoint=edd"):
+        assert "| pct | 2.00" in card(Path("edd"), result | {"rows": [row | {"drafter": spec}]})
+    with pytest.raises(UserError, match="rows of edd/, needed is one of '"):
+        card(shipped, result | {"rows": [row | {"drafter": "edd/"}]})
+    monkeypatch.chdir(folder)
+    assert "| pct | 2.00" in card(shipped, result | {"rows": [row | {"drafter": "edd"}]})
+    for spec in ("edd", "other", "edd:checkpoint=other", f"edd:checkpoint={shipped}"):
+        with pytest.raises(UserError, match=f"rows of {re.escape(spec)}, needed is one of '"):
+            card(folder, result | {"rows": [row | {"drafter": spec}]})
+    about = {**result["provenance"], "target": {"name": "smollm2"}}
+    with pytest.raises(UserError, match="is of target 'smollm2', needed is 'demo'"):
+        card(folder, result | {"provenance": about})
 
 
 def test_the_citation_is_of_this_version() -> None:

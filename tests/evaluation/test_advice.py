@@ -14,7 +14,7 @@ from draftree.request import Request
 from draftree.target.target import Target
 from draftree.testing.fakes import Always, Never, tiny_target
 
-REQUESTS = [Request([3, 1, n], 12, number=n) for n in range(1, 9)]
+REQUESTS = [Request([3, 1, n], 12, number=n) for n in range(1, 17)]
 CHEAP, DEAR = Costs({1: 0.001}, {1: 1.0, 8: 1.01}), Costs({1: 5.0}, {1: 1.0, 8: 1.01})
 
 
@@ -43,8 +43,8 @@ def test_halves_do_not_hang_on_the_order() -> None:
     assert ([r.number for r in first], [r.number for r in other]) == tuple(
         [r.number for r in half] for half in again
     )
-    assert {r.number for r in first} | {r.number for r in other} == set(range(1, 9))
-    assert len(first) == len(other) == 4
+    assert {r.number for r in first} | {r.number for r in other} == set(range(1, 17))
+    assert len(first) == len(other) == 8
 
 
 def test_the_drafter_that_is_right_is_chosen_and_judged_on_other_prompts(target: Target) -> None:
@@ -52,7 +52,7 @@ def test_the_drafter_that_is_right_is_chosen_and_judged_on_other_prompts(target:
     assert found.chosen[0] == "always"
     row = found.counted[found.chosen]
     assert row["acceptance_length"] > 3
-    assert row["prompts"] == found.judged["prompts"] == 4
+    assert row["prompts"] == found.judged["prompts"] == 8
     assert found.counted["never", "chain:length=4"]["acceptance_length"] == 1
     assert found.judged["same_output"]
     assert "speedup" not in row
@@ -72,6 +72,9 @@ def test_a_verdict_is_what_its_interval_says(target: Target) -> None:
         verdict = advice.Verdict(found.chosen, found.counted, judged)
         assert verdict.speculate is wanted
         assert advice.format_verdict(verdict, "demo").startswith(words)
+        few = advice.Verdict(found.chosen, found.counted, judged | {"prompts": 7})
+        assert few.speculate is None
+        assert "needed are 8 (--limit 16)" in advice.format_verdict(few, "demo")
     assert found.counted[found.chosen]["counted_speedup"] < 1, "drafting costs more than it brings"
 
 

@@ -161,6 +161,15 @@ def test_intervals_of_few_or_equal_texts_are_quantiles() -> None:
     )
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.7, 4.514285714285714])
+def test_the_ratio_of_equal_prompts_is_certain(seconds: float) -> None:
+    """Rounding leaves samples a standard error where that of the prompts is 0."""
+    prompts = bootstrap.MIN_PROMPTS
+    columns = [np.full(prompts, x) for x in (14.0, 13.0, seconds, 14.0)]
+    found = bootstrap.ratio(columns[:2], columns[2:], bootstrap.samples(prompts, 0))
+    assert [found.low, found.high] == pytest.approx([13 / seconds] * 2)
+
+
 def test_equal_methods_are_not_told_apart_by_few_prompts() -> None:
     """Two methods alike in truth, 10 % noise a prompt: below 8 prompts nothing is said, then little more than the level."""
     rng, apart = np.random.default_rng(3), {3: 0, 8: 0, 20: 0}

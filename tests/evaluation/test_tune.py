@@ -20,7 +20,7 @@ from draftree.request import Request
 from draftree.target.target import Target
 from draftree.testing.fakes import Always, tiny_target
 
-REQUESTS = [Request([3, 1, n], 14, number=n) for n in range(1, 11)]
+REQUESTS = [Request([3, 1, n], 14, number=n) for n in range(1, 17)]
 COSTS = CostTable((Costs({1: 0.2}, {1: 1.0, 8: 1.2}),))
 
 
@@ -83,6 +83,17 @@ def test_a_search_at_another_temperature_is_another_search(target: Target, tmp_p
     assert len(found) == 2
 
 
+def test_a_search_for_other_weights_is_another_search(target: Target, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    tried, weights = search_space(build("policy", "chain")), tmp_path / "model.safetensors"
+    work, found = search(target, tmp_path, "chain"), set[str]()
+    for text in ("first", "trained further"):
+        weights.write_text(text)
+        named = replace(work, drafter=f"edd:checkpoint={weights}")
+        found.add(named._study(REQUESTS, tried, tmp_path / "storage").study_name)
+    assert len(found) == 2
+
+
 def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_on(
     target: Target, tmp_path: Path
 ) -> None:
@@ -101,7 +112,7 @@ def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_
     assert found.recommendation().startswith(f"Use --policy {found.policy}")
     best = {s: r["counted_speedup"] for s, r in found.judged.items()}
     assert found.beside.value == pytest.approx(best[found.policy] / best["chain"])
-    assert found.judged["chain"]["prompts"] == found.searched["chain"]["prompts"] == 5
+    assert found.judged["chain"]["prompts"] == found.searched["chain"]["prompts"] == 8
     assert first.trials == 4
     assert json.loads(json.dumps(found.as_json()))["keep_default"] is False
 
@@ -112,6 +123,27 @@ def test_the_default_is_kept_where_the_interval_includes_1() -> None:
     )
     assert of(0.98, 1.05).recommendation().startswith("Keep the default")
     assert of(1.01, 1.05).recommendation().startswith("Use --policy chain:length=6")
+    few = replace(of(1.01, 1.05), beside=Ratio(1.02, 1.01, 1.05, 1.0, few=True))
+    assert not few.better
+    assert few.recommendation().startswith("Keep the default: too few prompts")
+
+
+@pytest.mark.parametrize("text", ["some text", '{"rows": []}', "[1]", "7"])
+def test_a_file_that_optuna_did_not_write_stays_as_it_is(text: str, tmp_path: Path, capsys) -> None:
+    pytest.importorskip("optuna")
+    (file := tmp_path / "notes").write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        main(["tune", "--policy", "chain", "--storage", str(file)])
+    assert f"--storage is '{file}', allowed is" in (told := capsys.readouterr().err)
+    assert told.count("\n") == 1
+    assert file.read_text() == text
+
+
+def test_a_journal_that_optuna_cannot_read_is_told(target: Target, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "broken").write_text('{"op_code": 0}\n')
+    with pytest.raises(UserError, match="cannot be used as --storage"):
+        search(target, tmp_path, "chain").run(REQUESTS, 1, tmp_path / "broken")
 
 
 def test_the_command(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

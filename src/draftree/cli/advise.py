@@ -18,7 +18,7 @@ class AdviseOptions:
     drafter: list[str] = knob(
         (), help="A drafter to try; may be repeated. By default the one of generate."
     )
-    limit: int = knob(12, min=4, help="Number of prompts, spread evenly over the file.")
+    limit: int = knob(16, min=4, help="Number of prompts, spread evenly over the file.")
     max_new_tokens: int = knob(64, min=2, help="Maximum number of new tokens for each prompt.")
     seed: Seed = 0
     loading: LoadingOptions = knob(None)
@@ -39,7 +39,8 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
 
     suite = suites.load(asked.data)
     usual = usual_drafter(asked.target)[0], usual_policy(asked.target)
-    pairs = advice.candidate_pairings(asked.drafter, usual, bool(asked.drafter))
+    named = [arguments.drafter(spec, asked.target) for spec in asked.drafter]
+    pairs = advice.candidate_pairings(named, usual, bool(named))
     arguments.quiet()
     with terminal.busy("loading"):
         engines = assemble(lambda: Target.load(asked.target, **asked.loading), pairs, None)

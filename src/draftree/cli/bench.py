@@ -386,7 +386,8 @@ def prepare(ctx: typer.Context, asked: CellsOptions) -> PreparedRun:
     )
     policies = asked.policy or list(usual) or [usual_policy(asked.target)]
     crossed = (drafts or [usual_drafter(asked.target)[0]], policies) if whole else ([], [])
-    pairs = pairings(*crossed, asked.pair, asked.acceptor)
+    several = pairings(*crossed, asked.pair, asked.acceptor)
+    pairs = list(dict.fromkeys((arguments.drafter(d, asked.target), p, a) for d, p, a in several))
     drafters = list(dict.fromkeys(d for d, *_ in pairs))
     suite, fixed = (
         suites.join_suites(asked.suites, asked.whole, asked.prompts),

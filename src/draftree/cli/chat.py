@@ -1,5 +1,6 @@
 """`draftree chat`: a conversation in the terminal."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -239,10 +240,10 @@ class Session:
 
         from draftree.utils.files import write_text
 
-        path = Path(name)
+        path = Path(os.path.expanduser(name))
         if not name or path.exists():
             remark(
-                f"'{name}' exists already; /save takes the name of a new file"
+                f"'{path}' exists already; /save takes the name of a new file"
                 if name
                 else "/save takes a file's name"
             )
@@ -252,4 +253,4 @@ class Session:
             json.dumps({"messages": self._conversation.messages}, ensure_ascii=False, indent=1)
             + "\n",
         )
-        remark(f"the messages are in '{name}'")
+        remark(f"the messages are in '{path}'")

@@ -1,7 +1,6 @@
 """Check output paths before the work begins; overwrite files only with `--force`."""
 
 import re
-import shutil
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -13,12 +12,14 @@ from draftree.utils.files import check_writable
 
 MARKER_FILES = ("config.json", "training.json")
 """Files that identify a folder as written by draftree."""
+DATA_ENDING = re.compile(r"\.(gguf|jsonl?|parquet|txt)$")
+"""The ending of a file name that is left out of a default name; other dots are part of the name."""
 
 
 def default_name(*parts: str) -> str:
     """Return the default name of an output, such as `bench-demo-questions`."""
-    names = (re.sub(r"\W+", "-", Path(part).stem.lower()).strip("-") for part in parts)
-    return "-".join(filter(None, names))
+    names = (DATA_ENDING.sub("", Path(part).name.lower()) for part in parts)
+    return "-".join(filter(None, (re.sub(r"\W+", "-", name).strip("-") for name in names)))
 
 
 def check_output(
@@ -56,14 +57,13 @@ def check_output(
         return True
     if not sys.stdin.isatty() or not sys.stderr.isatty():
         raise UserError(f"'{path}' exists; --force overwrites it, {option} names another")
-    if not typer.confirm(f"'{path}' exists. Overwrite it?", err=True):
+    try:
+        agreed = typer.confirm(f"'{path}' exists. Overwrite it?", err=True)
+    except typer.Abort as ended:
+        print(file=sys.stderr)  # the question has no line break
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise ended.__context__ from None
+        agreed = False  # Ctrl-D
+    if not agreed:
         raise UserError(f"'{path}' was left as it is; {option} names another")
     return True
-
-
-def remove(path: Path) -> None:
-    """Remove a file or folder that will be overwritten."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -9,13 +9,10 @@ from draftree.cli.console import emit
 from draftree.cli.options import AsJson, Force
 from draftree.cli.output_files import check_output
 from draftree.errors import UserError
-from draftree.utils.files import write_text
+from draftree.utils.files import as_user_error, write_text
 
-REQUIRED_FILES, UPLOADED_SUFFIXES = (
-    ("config.json", "model.safetensors"),
-    (".json", ".safetensors", ".md", ".jinja"),
-)
-"""Files that a drafter's folder must contain, and suffixes of the files that are uploaded."""
+UPLOADED_SUFFIXES = (".json", ".safetensors", ".md", ".jinja")
+"""Suffixes of the files that are uploaded, besides the file with the weights."""
 Folder = Annotated[Path, typer.Argument(help="A trained drafter's folder.")]
 
 
@@ -49,31 +46,30 @@ def push(
 
     The card is README.md in the folder. It is written if it is missing, or if --result or --license is given.
     """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import validate_repo_id
+
     from draftree.cli import terminal
 
-    owner, slash, name = repository.partition("/")
-    if not (owner and slash and name) or "/" in name:
-        raise UserError(f"the repository is '{repository}', allowed is OWNER/NAME")
-    if missing := [n for n in REQUIRED_FILES if not (folder / n).is_file()]:
-        told = "needed is a trained drafter's folder"
-        raise UserError(f"'{folder}' holds no {' and no '.join(missing)}: {told}")
+    told = f"the repository is '{repository}', allowed is OWNER/NAME"
+    if "/" not in repository:
+        raise UserError(told)
+    with as_user_error(told):
+        validate_repo_id(repository)
+    weights = weight_file(folder)
     card = write_card(folder, result, licence, force)
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in UPLOADED_SUFFIXES)
-    sizes = {p.name: p.stat().st_size for p in files}
+    sizes = {
+        p.name: p.stat().st_size
+        for p in sorted(folder.iterdir())
+        if p.is_file() and (p.suffix in UPLOADED_SUFFIXES or p.name == weights)
+    }
     if not dry_run:
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
-
-        try:
+        with as_user_error(f"cannot upload to '{repository}'"):
             HfApi().create_repo(repository, private=private, exist_ok=True)
             with terminal.busy("uploading"):
                 HfApi().upload_folder(
                     repo_id=repository, folder_path=folder, allow_patterns=list(sizes)
                 )
-        except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
-            raise UserError(
-                f"cannot upload to '{repository}': {str(error).splitlines()[0]}"
-            ) from error
     if as_json:
         emit({"repository": repository, "files": sizes, "card": card, "uploaded": not dry_run})
         return
@@ -82,6 +78,26 @@ def push(
     verb = "would be uploaded" if dry_run else "uploaded"
     told = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in sizes.items())
     terminal.line(f"{repository}: {told}: {sum(sizes.values()) / 1e6:.1f} MB {verb}")
+
+
+def weight_file(folder: Path) -> str:
+    """Return the name of the file with the weights in a trained drafter's folder.
+
+    Raises:
+        UserError: the folder has no config or no weights.
+    """
+    from draftree.formats.checkpoint import WEIGHT_FILES, Checkpoint
+    from draftree.registry import part
+
+    method = Checkpoint.at(folder).about.get("drafter")
+    names = WEIGHT_FILES
+    if method is not None:
+        names = getattr(part("drafter", str(method)), "files", WEIGHT_FILES)
+    found = next((name for name in names if (folder / name).is_file()), None)
+    if found is None:
+        told = "needed is a trained drafter's folder"
+        raise UserError(f"'{folder}' holds no {' or '.join(names)}: {told}")
+    return found
 
 
 def write_card(folder: Path, result: Path | None, licence: str | None, force: bool) -> str | None:

@@ -1,5 +1,6 @@
 """`draftree tune`: searches for a policy's knobs, and judges them beside the defaults."""
 
+import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from draftree.cli.options import (
     dataclass_command,
 )
 from draftree.errors import UserError
-from draftree.utils.files import check_writable
+from draftree.utils.files import as_user_error, check_writable
 from draftree.utils.validated_dataclass import knob
 
 
@@ -81,7 +82,7 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
         [asked.machine] if asked.machine else [], [asked.costs] if asked.costs else [], [drafter]
     )
     if asked.storage is not None:
-        check_writable(asked.storage)
+        check_storage(asked.storage)
     arguments.quiet()
     with terminal.busy("loading"):
         engines = assemble(
@@ -134,3 +135,17 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
         terminal.table(f"{where}{drafter}, {found.trials} settings, {len(requests)} prompts", rows)
     )
     terminal.line(found.recommendation())
+
+
+def check_storage(path: Path) -> None:
+    """Refuse a file that Optuna did not write; a new or empty file is allowed.
+
+    Raises:
+        UserError: the file cannot be written, or holds something else.
+    """
+    check_writable(path)
+    if not path.exists() or not path.stat().st_size:
+        return
+    told = f"--storage is '{path}', allowed is a new file or one of an earlier search"
+    with as_user_error(told), path.open(encoding="utf-8") as file:
+        json.loads(file.readline())["op_code"]

@@ -9,12 +9,13 @@ from typer.core import TyperOption
 
 from draftree.aliases import FLAG, LOADING, OPTION, canonical_name, nearest, suggestion
 from draftree.aliases.flag_hints import FLAG_WORDS
+from draftree.aliases.hint_tables import LM_EVALUATION
 from draftree.errors import UserError
 
 KINDS = (FLAG, OPTION, LOADING)
 """Kinds of names under which an option is looked up, in this order."""
 NAMED_OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
-OF_A_PROGRAM = re.compile(r"lm_eval --model draftree|draftree [a-z]+[^;,:]*|\| cat|2>/dev/null")
+OF_A_PROGRAM = re.compile(re.escape(LM_EVALUATION) + r"|draftree [a-z]+[^;,:]*|\| cat|2>/dev/null")
 """Pattern for a complete command line inside a hint."""
 MAX_COMMANDS = 3
 """Largest number of commands that a message lists for an option."""

@@ -235,8 +235,9 @@ def _run_with_changes(
         chart is None or chart.distinct
     ):  # else a token has two logits, and which counts?
         tell(1, "comparing the training forward with decoding", STAGES)
-        findings.append(finding := _compare_forwards(target, drafter, texts))
-        suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
+        if (finding := _compare_forwards(target, drafter, texts)) is not None:
+            findings.append(finding)
+            suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
     tried = [
         *alternatives(target, drafter, texts, chart),
         *block_alternatives(target, drafter, target),
@@ -477,9 +478,15 @@ def _predict_speed(
 
 def _compare_forwards(
     target: Target, drafter: Trainable[Any], texts: Sequence[TokenText]
-) -> Finding:
-    """Compare a drafter's training forward with its decoding on the beginnings of two texts."""
+) -> Finding | None:
+    """Compare a drafter's training forward with its decoding on the beginnings of two texts.
+
+    The result is None if every text ends before the second block.
+    """
     longest = sorted(texts, key=lambda t: -len(t.tokens))[:2]
+    longest = [t for t in longest if len(t.tokens) > max(length for length, _ in COMPARED_BLOCKS)]
+    if not longest:
+        return None
     count = min(COMPARED_TOKENS, *(len(t.tokens) for t in longest))
     tokens = np.stack([t.tokens[:count] for t in longest])
     allowed = PROBABILITY_NOISE.get(target.decoder.dtype, HALF)

@@ -14,7 +14,7 @@ from typing import Any
 
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation import result_rows
+from draftree.evaluation import bootstrap, result_rows
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.bootstrap import ResultRow
 from draftree.evaluation.grid import Cell, PromptResult
@@ -46,8 +46,15 @@ class Verdict:
     judged: ResultRow
 
     @property
+    def too_few(self) -> bool:
+        """Return whether fewer prompts were judged than a verdict needs."""
+        return bool(self.judged["prompts"] < bootstrap.MIN_PROMPTS)
+
+    @property
     def speculate(self) -> bool | None:
         """Return whether drafting is faster than plain decoding; None if that is uncertain."""
+        if self.too_few:
+            return None
         low, high = self.judged["intervals"]["speedup"]
         return True if low > 1 else False if high < 1 else None
 
@@ -157,6 +164,9 @@ def format_verdict(verdict: Verdict, target: str) -> str:
     speed = f"{row['speedup']:.2f} × [{low:.2f}, {high:.2f}] plain decoding's speed"
     figure = f"{speed} on {row['prompts']} prompts that had no part in the choice"
     how = f"--drafter {drafter} --policy {policy}"
+    if verdict.too_few:
+        needed = f"needed are {bootstrap.MIN_PROMPTS} (--limit {2 * bootstrap.MIN_PROMPTS})"
+        return f"Too few prompts to say whether to speculate: {how} has {figure}, {needed}."
     if verdict.speculate:
         return f"Speculate with {how}: {figure}."
     if verdict.speculate is False:

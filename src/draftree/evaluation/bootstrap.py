@@ -95,8 +95,8 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
     With 20 prompts, the interval contains the true value in 94 % of trials. BCa intervals reach
     91 % and quantiles of the samples 90 % (tests/evaluation/test_statistics.py). The standard error of
     each sample is computed by linearisation (Efron and Tibshirani 1993, chapters 12 and 13). Below
-    `MIN_PROMPTS` prompts, and where a sample has a standard error of 0, quantiles are used. The
-    interval contains 1 where p is at least 5 %, up to the interpolation of quantiles.
+    `MIN_PROMPTS` prompts, and where the standard error of the ratio or of a sample is 0, quantiles
+    are used. The interval contains 1 where p is at least 5 %, up to the interpolation of quantiles.
 
     Args:
         over: arrays [P] of figures by prompt, whose sums are multiplied in the numerator.
@@ -117,7 +117,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
 
     count = columns.shape[1]
     (value, error), (values, errors) = log_ratio(columns), log_ratio(columns[:, chosen])
-    if count < MIN_PROMPTS or not errors.all():
+    if count < MIN_PROMPTS or not error or not errors.all():
         low, high = np.exp(bounds(values))
         beyond = min((values <= 0).sum(), (values >= 0).sum())
     else:

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
 from draftree.errors import UserError
 from draftree.evaluation.text_tables import faster_and_slower, result_table
+from draftree.target.target_names import shipped_folder, shipped_name
 from draftree.utils.files import read_object
 
 CARD = "README.md"
@@ -33,7 +35,8 @@ def card(folder: Path, result: Mapping[str, Any] | None = None, licence: str | N
         licence: identifier of the licence, as the hub defines it.
 
     Raises:
-        UserError: the folder contains no drafter, or the result has no row with it.
+        UserError: the folder contains no drafter, or the result has no row with it or is of
+            another target.
     """
     config = read_object(folder / "config.json", "the configuration of a drafter's checkpoint")
     own = config.get("draftree")
@@ -78,20 +81,29 @@ def card(folder: Path, result: Mapping[str, Any] | None = None, licence: str | N
         for key, value in told.items()
     ]
     if result is not None:
-        lines += ["", *_figures(name, folder, result)]
+        lines += ["", *_figures(folder, target, result)]
     return "\n".join(lines) + "\n"
 
 
-def _figures(name: str, folder: Path, result: Mapping[str, Any]) -> list[str]:
-    rows = [
-        r
-        for r in result["rows"]
-        if r["policy"] and r["drafter"].partition(":")[0] in (name, str(folder), folder.name)
-    ]
+def _folder_of(spec: str, target: str) -> Path | None:
+    """Return the folder of the checkpoint that a drafter's spec stands for; None for no folder."""
+    name, _, options = spec.partition(":")
+    named = dict(item.partition("=")[::2] for item in options.split(",")).get("checkpoint")
+    folder = named or (spec if isdir(spec) else shipped_folder(target, name))
+    return None if folder is None else Path(folder).resolve()
+
+
+def _figures(folder: Path, target: str, result: Mapping[str, Any]) -> list[str]:
+    measured = result["provenance"]["target"]["name"]
+    short = [shipped_name(name) or Path(name).name.lower() for name in (measured, target)]
+    if target and short[0] != short[1]:
+        raise UserError(f"the result is of target '{measured}', needed is '{target}'")
+    drafted = [r for r in result["rows"] if r["policy"]]
+    rows = [r for r in drafted if _folder_of(r["drafter"], measured) == folder.resolve()]
     if not rows:
-        there = ", ".join(dict.fromkeys(r["drafter"] for r in result["rows"] if r["policy"]))
+        there = ", ".join(dict.fromkeys(r["drafter"] for r in drafted))
         raise UserError(
-            f"the result has rows of {there or 'no drafter'}, needed is one of '{name}' or '{folder}'"
+            f"the result has rows of {there or 'no drafter'}, needed is one of '{folder}'"
         )
     cells = result_table(rows)
     columns = [c for c in CARD_COLUMNS if any(row.get(c) for row in cells)]

@@ -15,15 +15,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation import result_rows
+from draftree.evaluation import bootstrap, result_rows
 from draftree.evaluation.advice import MIN_PROMPTS, split_in_halves
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.bootstrap import Ratio, ResultRow, paired_ratio
 from draftree.evaluation.grid import Cell
+from draftree.evaluation.resume import files_of
 from draftree.evaluation.trace_store import Recordings, key, target_hashes
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.request import Request
+from draftree.utils.files import as_user_error
 from draftree.utils.progress_callback import Tell, ignore_progress
 from draftree.utils.validated_dataclass import Range
 
@@ -102,8 +104,11 @@ class SearchResult:
 
     @property
     def better(self) -> bool:
-        """Return whether the best setting is faster: the interval of `beside` is above 1."""
-        return self.beside.low > 1
+        """Return whether the best setting is faster: the interval of `beside` is above 1.
+
+        With too few prompts for a verdict the result is false.
+        """
+        return self.beside.low > 1 and not self.beside.few
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as a dictionary with the names that the command line prints."""
@@ -128,6 +133,9 @@ class SearchResult:
         figure = f"{self.beside.value:.3f} × [{self.beside.low:.3f}, {self.beside.high:.3f}] the default's speed, counted"
         if self.policy == self.default:
             return f"Keep the default: none of {self.trials} settings was faster on the half that was searched."
+        if self.beside.few:
+            needed = f"needed are {bootstrap.MIN_PROMPTS} (--limit {2 * bootstrap.MIN_PROMPTS})"
+            return f"Keep the default: too few prompts to judge {self.policy}, which has {figure}, {needed}."
         if self.better:
             return (
                 f"Use --policy {self.policy}: {figure}, on prompts that had no part in the search."
@@ -246,8 +254,8 @@ class OptionSearch:
     def _study(self, requests: Sequence[Request], tried: Space, storage: Path | None) -> Any:
         """Open or create the Optuna study of this search.
 
-        The study's name is a hash of target, drafter, policy, options, costs, seed, temperature and
-        requests.
+        The study's name is a hash of target, drafter and its files, policy, options, costs, seed,
+        temperature and requests.
         """
         try:
             import optuna
@@ -267,10 +275,11 @@ class OptionSearch:
             costs,
             self.seed,
             self.temperature,
+            *files_of(self.drafter),
             *map(key, requests),
         ]
         name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:16]
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), as_user_error(f"'{storage}' cannot be used as --storage"):
             warnings.simplefilter("ignore")
             kept = None if storage is None else JournalStorage(JournalFileBackend(str(storage)))
             sampler = optuna.samplers.TPESampler(seed=self.seed)

@@ -3,6 +3,7 @@
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -11,8 +12,9 @@ from typing_extensions import override
 
 from draftree import tuning
 from draftree.drafters.base import Drafter
-from draftree.engine import target_of
+from draftree.engine import PUBLISHED, target_name, target_of
 from draftree.errors import UserError
+from draftree.formats.known_checkpoints import find_published
 from draftree.registry import build, files, in_file
 from draftree.target.target import Target
 from draftree.training.base import Fitted, Job
@@ -20,6 +22,7 @@ from draftree.utils.files import check_writable, lock_file_in, lock_output
 from draftree.utils.progress_callback import Tell, ignore_progress
 
 
+@dataclass(frozen=True)
 class Tuning(Job):
     """A job that fits a policy to a drafter.
 
@@ -41,6 +44,9 @@ class Tuning(Job):
     ) -> Fitted:
         if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             raise UserError(f"a policy's training was started in {world} processes, allowed is 1")
+        if self.drafter == PUBLISHED:
+            found = find_published(target_name(target))
+            return replace(self, drafter=found).fit(target, data, out, tell, **how)
         method = build("drafter", self.drafter)
         check_writable(out, folder=self.resumes)
         with lock_output(out, lock_file_in(out) if self.resumes else None):
