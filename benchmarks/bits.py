@@ -11,14 +11,15 @@ have other bits in passes of another width, and transformers draws otherwise. Wi
 `--rows` draftree writes so many texts in one batch, whatever their lengths, plain ones too, and
 stock `generate` pads them to one length beside the texts that it writes alone. Of a text that
 differs it is told where, and how far apart the two tokens' logits stood, in units in the last
-place. Prompts are spread evenly over the suite; a run that was stopped goes on.
+place. Prompts are spread evenly over the suite; a run that was stopped goes on with the same
+settings.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from draftree.cli.arguments import quiet
 from draftree.data.prompts import encode
 from draftree.engine import Engine, generate_plain, load
 from draftree.evaluation import suites
-from draftree.evaluation.provenance import provenance
+from draftree.evaluation.provenance import commit, fingerprint, provenance
 from draftree.evaluation.result_rows import save
 from draftree.evaluation.teacher_forcing import take_evenly
 from draftree.models.forward_batch import ForwardBatch
@@ -160,6 +161,12 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def finished_lines(kept: Path, about: Mapping[str, str]) -> list[Any]:
+    """Return what a stopped run of the same settings has kept; nothing if the settings differ."""
+    lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
+    return lines[1:] if lines[:1] == [about] else []
+
+
 def main() -> None:
     """Generate and compare texts, then print and save the result."""
     args = arguments()
@@ -182,10 +189,13 @@ def main() -> None:
     else:
         own = partial(plainly_alone, target)
     kept = args.out.with_name(args.out.name + ".partial")
-    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
+    about = {k: str(v) for k, v in vars(args).items() if k != "out"}
+    about |= {"weights": fingerprint(target.decoder.model), "kernels": native.variant()}
+    about |= {"commit": str(commit())}
+    done = finished_lines(kept, about)
     whole = len(done) // (len(every) * args.rows)  # batches; one that was broken off is begun anew
     del done[whole * len(every) * args.rows :]
-    write_text(kept, "".join(json.dumps(line) + "\n" for line in done))
+    write_text(kept, "".join(json.dumps(line) + "\n" for line in (about, *done)))
     for at in range(whole * args.rows, len(requests), args.rows):
         for line in compared(target, requests[at : at + args.rows], every, own):
             done.append(line)

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from draftree.data.decontamination import Excluded
+
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 LEFT_OUT = {
     "test",
@@ -55,11 +57,15 @@ def heads(path: Path) -> Iterator[str]:
             yield "".join(lines[max(0, begin - BEFORE) : begin])
 
 
-def drawn_heads(count: int) -> Iterator[tuple[Path, str]]:
-    """Yield files, ordered by a hash of their names, each with its first long function's head."""
+def drawn_heads(count: int, excluded: Excluded = Excluded()) -> Iterator[tuple[Path, str]]:
+    """Yield files, ordered by a hash of their names, each with its first long function's head.
+
+    Heads with an excluded prompt are left out.
+    """
     by_hash = lambda path: hashlib.sha256(str(path.relative_to(LIBRARY)).encode()).hexdigest()
     found = ((path, next(heads(path), None)) for path in sorted(sources(), key=by_hash))
-    yield from islice(((path, head) for path, head in found if head is not None), count)
+    kept = ((path, head) for path, head in found if head is not None and not excluded.holds(head))
+    yield from islice(kept, count)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How far apart the logits of target and drafter are, for drafts that know the target's noise (sampling.SPREAD).
+"""How far apart the logits of target and drafter are, for drafts that know the target's noise (GUMBEL_ERROR_SCALE).
 
 python benchmarks/coupling.py spec_bench.jsonl --limit 20 --out benchmarks/results/coupling.json
 

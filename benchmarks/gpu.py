@@ -1,4 +1,4 @@
-"""The speed of draftree on a GPU, in one command of some ten minutes: `make gpu`.
+"""The speed of draftree on a GPU, in one command of some fifteen minutes: `make gpu`.
 
     python benchmarks/gpu.py --out gpu                    # gpu/table.md, gpu/measured-1b.json, …, gpu/report.json
     python benchmarks/gpu.py --out gpu --device cpu --small     # tiny sizes on a CPU, to see that it runs; says it is no GPU
@@ -7,8 +7,8 @@ It measures ceilings (copies, products); texts by plain decoding, by transformer
 generation and by draftree, eagerly and with CUDA graphs, one and eight at a time, at temperatures 0
 and 1, for the shapes of SmolLM2 and of Llamas of 1 and 8 billion parameters; seconds of a pass over
 n tokens behind contexts, and of draft steps of one layer; attention by groups beside SDPA; and the
-demo end to end. Each part is a line of a journal, so that a run that was stopped goes on with the
-next. The machine files are in the format of `draftree/machines`.
+demo end to end. Each part is a line of a journal, so that a run of the same commit that was stopped
+goes on with the next. The machine files are in the format of `draftree/machines`.
 
 Weights are random, as timings need no trained ones. What is accepted is scripted by them: the
 embedding outweighs what layers add to it, and the head has each token followed by the next id, in
@@ -37,11 +37,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+import draftree
 from draftree.costs.cost_table import CostTable
 from draftree.costs.step_costs import Costs
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Drafter, EAGLE3Layer
 from draftree.engine import Engine, load
 from draftree.errors import UserError
+from draftree.evaluation.provenance import commit
 from draftree.models.causal_lm import CausalLM
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_capture import EagerCapture, Graphs
@@ -513,7 +515,8 @@ def main() -> None:
     except UserError as error:
         parser.error(str(error))
     args.out.mkdir(parents=True, exist_ok=True)
-    about = machine(device) | {"small": str(args.small)}
+    version = {"draftree": draftree.__version__, "commit": str(commit())}
+    about = machine(device) | {"small": str(args.small)} | version
     journal = args.out / "journal.jsonl"
     lines = (
         [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []

@@ -10,17 +10,18 @@ datastore of them, and "texts" is the proposer without it. ENV is an environment
 draftree (`make build/engines/ready`). A suite is a file of JSON lines with `prompt`, as
 `vllm_suites.py` writes them; each round takes other prompts of it. Every way runs in a process of
 its own, which stays loaded and waits while another is timed. Finished rounds are kept in the
-result, and an interrupted run continues.
+result, and an interrupted run of the same settings continues.
 """
 
 import argparse
 import gzip
+import hashlib
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,13 @@ def _ratios(values: Sequence[float]) -> str:
     return f"mean {statistics.mean(values):.3f}; {each}"
 
 
+def finished_rounds(out: Path, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rounds of a result that has the same settings; none otherwise."""
+    kept = json.loads(out.read_text()) if out.is_file() else {}
+    rounds: list[dict[str, Any]] = kept["rounds"] if kept.get("about") == about else []
+    return rounds
+
+
 def main() -> int:
     """Run the rounds that are missing, and print the table."""
     parser = argparse.ArgumentParser(
@@ -201,9 +209,6 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=4, help="per suite, batch and round")
     parser.add_argument("--out", type=Path, help="result, with the rounds that were finished")
     asked = parser.parse_args()
-    done: list[dict[str, Any]] = []
-    if asked.out and asked.out.exists():
-        done = json.loads(asked.out.read_text())["rounds"]
     if asked.answers and not asked.answers.is_file():
         parser.error(f"answers file '{asked.answers}' does not exist")
     tokenizer: Any = AutoTokenizer.from_pretrained(asked.model)
@@ -219,7 +224,15 @@ def main() -> int:
         "tokens": asked.tokens,
         "texts": asked.texts,
         "answers": asked.answers.name if asked.answers else None,
+        "model": asked.model.name,
+        "export": asked.export.name if asked.export else None,
+        "ways": asked.way,
+        "suites": {
+            name: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+            for name, _, file in (each.partition("=") for each in asked.suite)
+        },
     }
+    done = finished_rounds(asked.out, about) if asked.out else []
     with tempfile.TemporaryDirectory() as cache:
         datastore = None
         if asked.answers is not None:

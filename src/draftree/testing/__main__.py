@@ -23,7 +23,11 @@ PROGRESS_SECONDS = 20.0
 
 
 def main() -> int:
-    """Run the cases that the command line selects; return 1 if any fails, and 0 otherwise."""
+    """Run the cases that the command line selects.
+
+    Returns:
+        1 if a case fails, there is no case or no drafted token was accepted; 0 otherwise.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m draftree.testing", description=(__doc__ or "").partition("\n")[0]
     )
@@ -98,6 +102,9 @@ def main() -> int:
             failed += 1
             print(f"FAILED {case}: {type(error).__name__}: {error}", file=sys.stderr)
     print(suite.coverage)
+    if not failed and not any(suite.coverage.accepted):  # its keys are numbers of accepted nodes
+        print(f"FAILED: {len(chosen)} cases ran and accepted no drafted token", file=sys.stderr)
+        return 1
     print(
         f"{'FAILED ' + str(failed) if failed else 'all held'} in {time.perf_counter() - start:.1f} s"
     )
