@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from architectures import target
 from drafting import after_all, perturbed, tokens_of
 from draftree.doctor import forward_parity
+from draftree.doctor.export_check import examine
 from draftree.drafters.neural.block_drafter import ParallelDrafter
 from draftree.drafters.neural.block_loss import draw_anchors
 from draftree.errors import UserError
@@ -467,7 +468,7 @@ def test_an_exported_one_is_the_same_with_layers_counted_from_the_embedding(
 
 @pytest.mark.parametrize(
     ("sights", "told"),
-    [((Sight(False, 4), Sight(False)), ""), 
+    [((Sight(False, 4), Sight(False)), ""), ((Sight(False), Sight(False)), ""),
      ((Sight(True), Sight(False, 4)), "allowed"), ((Sight(True, 3), Sight(True, 4)), "allowed")],
     ids=str,
 )  # fmt: skip
@@ -480,6 +481,18 @@ def test_windows_are_exported_or_refused(sights: tuple[Sight, Sight], told: str)
     said = to_speculators(layout, "dflash", {})
     assert said["sliding_window_non_causal"] is True
     assert block_drafters._layout(said, Checkpoint(said)).sights == sights
+
+
+def test_the_doctor_remarks_full_layers_that_vllm_takes_for_causal_ones(tmp_path: Path) -> None:
+    t = target("llama")
+    t.decoder.model.save_pretrained(tmp_path / "target")
+    saved("dflash", t, tmp_path / "ours")
+    out = tmp_path / "out"
+    export(str(tmp_path / "ours"), "speculators", out, str(tmp_path / "target"))
+    config = json.loads((out / "config.json").read_text())
+    for both, told in ((True, 0), (False, 1)):
+        (out / "config.json").write_text(json.dumps(config | {"sliding_window_non_causal": both}))
+        assert sum("causal" in remark for remark in examine(out).remarks) == told
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from architectures import target
 from draftree.costs.step_costs import Costs
 from draftree.doctor import forward_parity
+from draftree.doctor.export_check import examine
 from draftree.doctor.faults import draft_vocabulary
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine, generate_plain
 from draftree.errors import DraftreeWarning, UserError
+from draftree.formats.medusa import HEADS_FILE, to_vllm
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
@@ -252,15 +254,24 @@ def test_where_no_program_knows_a_draft_vocabulary_the_head_is_the_targets(
         set(load_file(tmp_path / name / "model.safetensors")) for name in ("ours", "theirs")
     )
     assert left - written == {"head.d2t"}
+
+
+def test_medusa_heads_over_a_part_of_the_vocabulary_are_read_and_not_written_for_vllm(
+    tmp_path: Path, draftree
+) -> None:
+    """vLLM 0.32 knows their layout, and cannot load them."""
+    t = target("llama")
     opened = build("drafter", "medusa:draft_vocab=20").fresh(t)
     opened.save(tmp_path / "medusa")
-    t.decoder.model.save_pretrained(tmp_path / "target")
-    more = ("--format", "vllm-medusa", "--target", tmp_path / "target", "--out", tmp_path / "vllm")
-    status, _, told = draftree("export", tmp_path / "medusa", *more)
-    assert not status, told
-    assert load_file(tmp_path / "vllm" / "model.safetensors")["token_map"].tolist() == list(
-        range(20)
-    )
+    status, _, told = draftree("export", tmp_path / "medusa", "--out", tmp_path / "vllm")
+    assert status == 2
+    assert "a draft vocabulary of 20 tokens, allowed for 'vllm-medusa' is the whole" in told
+    config, tensors = to_vllm({}, load_file(tmp_path / "medusa" / HEADS_FILE), t.decoder.vocab)
+    assert tensors["token_map"].tolist() == list(range(20))
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "vllm" / "model.safetensors")
+    assert "a draft vocabulary of 20 tokens" in examine(tmp_path / "vllm").faults[0]
     text = np.stack(texts([12], np.random.default_rng(2)))
     ours, vllm = (
         build("drafter", f"medusa:checkpoint={tmp_path / name}").open(t)

@@ -31,7 +31,12 @@ def vllm_config(longest: int = LONGEST, vocab: int = 50, **options: Any) -> Any:
         additional_config={"draftree": options},
         speculative_config=SimpleNamespace(num_speculative_tokens=longest),
         model_config=model,
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            world_size=1,
+            distributed_executor_backend="uni",
+        ),
         device_config=SimpleNamespace(device="cpu"),
     )
 
@@ -118,7 +123,9 @@ class Batch:
         sampled = [self._verified(request) for request in self.running]
         tokens = np.full((self.rows, CONTEXT), -7, np.int32)
         counts = np.zeros(self.rows, np.int32)
-        for i, request in enumerate(self.running):
+        for i, (request, new) in enumerate(zip(self.running, sampled, strict=True)):
+            verified, before = request.drafts[: self.cut], len(request.text) - len(new)
+            tokens[i, before : before + len(verified)] = verified
             tokens[i, : len(request.text)], counts[i] = request.text, len(request.text)
         proposed = self.propose(sampled, counts, tokens, slot_mappings=None)
         assert len(proposed) == len(self.running)

@@ -74,8 +74,11 @@ def chains(drafter: str = "suffix", policy: str = "yield", costs: Costs = CHEAP)
     return Chains(opened, open_policy(policy, 8), Recorded(costs), 8, vllm_batch.CONTEXT, VOCAB)
 
 
-def text_chains(costs: Costs = CHEAP, corpus: IndexedCorpus | None = None) -> TextChains:
-    return TextChains(corpus or IndexedCorpus.none(), Recorded(costs), 8, vllm_batch.CONTEXT)
+def text_chains(
+    costs: Costs = CHEAP, corpus: IndexedCorpus | None = None, vocab: int = VOCAB
+) -> TextChains:
+    corpus = corpus or IndexedCorpus.none()
+    return TextChains(corpus, Recorded(costs), 8, vllm_batch.CONTEXT, vocab)
 
 
 def proposing(found: Chains | TextChains) -> Any:
@@ -314,6 +317,74 @@ def test_own_chains_time_few_steps_once_costs_are_known() -> None:
 
 
 @pytest.mark.parametrize("made", [chains, text_chains])
+def test_steps_without_a_part_of_a_chain_are_not_timed(made: Any) -> None:
+    """Where vLLM drops drafted tokens, as a grammar may, the time is not that of the whole chain.
+
+    Whether the third token was verified is not known, because the target's own takes its place.
+    """
+    longest = []
+    for cut in (1000, 2):
+        found = made()
+        batch = Batch(proposing(found), periodic, rows=2, cut=cut)
+        for prompt in prompts(2):
+            batch.add(prompt, 100)
+        batch.run()
+        assert max(len(chain) for proposed in batch.proposals for chain in proposed) == 8
+        costs: Any = found.costs
+        longest.append(max(times.tokens for times in costs.seen))
+    assert longest[0] > 2 * (1 + 3) >= longest[1]
+
+
+def test_requests_go_on_after_steps_without_a_call() -> None:
+    """vLLM does not call the proposer while a request is near the end of its context."""
+    found = text_chains()
+    one, other = ([*range(start, start + 4)] * 4 for start in (0, 10))
+    found.step([RequestStep(np.array(text), 1) for text in (one, other)])
+    one, other = [*one, 20], [*other, 21]
+    found.step([RequestStep(np.array(text), 1) for text in (one, other)])
+    first = found._requests
+    recent, ids = [each.recent for each in first], [id(each) for each in first]
+    later = [[*other, 30, 31, 32], [*one, 40, 41]]
+    found.step([RequestStep(np.array(text), 1) for text in later])
+    assert [id(each) for each in found._requests] == ids[::-1]
+    assert [each.recent for each in found._requests] == recent[::-1], "nothing is learnt"
+    assert [each.text.tolist() for each in found._requests] == later
+    assert (found.figures.requests, found.figures.resumed, found.figures.steps) == (2, 0, 2)
+    assert not len(found.outputs.tokens), "unfinished outputs are not remembered"
+    found.step([RequestStep(np.array([*later[0], 5]), 1), RequestStep(np.array([7, *later[0]]), 1)])
+    assert [id(each) in ids for each in found._requests] == [True, False]
+
+
+def test_nothing_is_searched_where_even_accepted_tokens_would_not_pay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = list[int]()
+    drafting = own_chains.draft_chains
+
+    def recorded(*args: Any) -> Any:
+        searched.append(len(args[0]))
+        return drafting(*args)
+
+    monkeypatch.setattr(own_chains, "draft_chains", recorded)
+    counts = []
+    for costs in (DEAR, Costs({1: 1e-5}, {1: 1.0, 2: 3.0, 16: 3.0})):
+        batch = Batch(proposing(text_chains(costs=costs)), periodic, rows=1)
+        batch.add(prompts(1)[0], 20)
+        batch.run()
+        counts.append(len(searched))
+    assert counts[0] == 0
+    assert counts[1] > 0, "one token would not pay, three would"
+
+
+def test_own_chains_end_before_tokens_that_are_not_in_the_vocabulary() -> None:
+    text = [1, 2, 45, 3] * 4
+    for vocab, chain in ((50, [1, 2, 45, 3, 1, 2, 45, 3]), (40, [1, 2])):
+        found = text_chains(vocab=vocab)
+        assert found.step([RequestStep(np.array(text), 1)]) == [chain]
+        assert found.figures.drafted == len(chain)
+
+
+@pytest.mark.parametrize("made", [chains, text_chains])
 def test_other_outputs_are_remembered(made: Any) -> None:
     """A request is drafted by what an earlier one has written."""
     prompt = [11, 12]
@@ -362,6 +433,7 @@ def test_own_chains_begin_anew_after_a_text_that_went_another_way() -> None:
         ({"drafter": "suffix+token_recycling"}, "allowed are those that read text alone"),
         ({"drafter": "rest"}, "'rest' needs a datastore"),
         ({"drafter": 3}, "allowed is none or a text"),
+        ({"report": "/"}, "'/' is a folder, allowed is a file"),
     ],
 )
 def test_mistakes_in_options_are_told_at_the_start(options: dict[str, Any], told: str) -> None:
@@ -384,6 +456,32 @@ def test_another_version_is_refused_with_one_line(
         "draftree proposes nothing: vLLM is 0.40.1, tested is 0.32.x (any_version: true tries it)"
     ]
     assert Proposer(vllm_config(any_version=True)).chains is not None
+
+
+@pytest.mark.parametrize(
+    ("parallel", "told"),
+    [
+        (
+            {"pipeline_parallel_size": 2, "world_size": 2},
+            "pipeline_parallel_size is 2, allowed is 1",
+        ),
+        (
+            {"distributed_executor_backend": "external_launcher", "world_size": 4},
+            "external_launcher has 4 processes, allowed is 1",
+        ),
+        ({"distributed_executor_backend": "external_launcher"}, None),
+        ({"distributed_executor_backend": "mp", "world_size": 4}, None),
+    ],
+)
+def test_ways_of_running_that_would_change_texts_are_refused_with_one_line(
+    parallel: dict[str, Any], told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = vllm_config(any_version=True)
+    vars(config.parallel_config).update(parallel)
+    made = Proposer(config)
+    assert (made.chains is None) == (told is not None)
+    logged = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert logged == ([] if told is None else [f"draftree proposes nothing: {told}"])
 
 
 def test_nothing_is_raised_into_the_engine(
@@ -417,6 +515,24 @@ def test_the_report_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert figures["requests"] == figures["live"] == 1
 
 
+def test_a_report_that_cannot_be_written_costs_no_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(proposer, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(proposer, "write_text", full)
+    made = Proposer(vllm_config(report=str(tmp_path / "figures.json")))
+    batch = Batch(made.propose, periodic)
+    request = batch.add([1, 2, 3] * 3, 20)
+    batch.run()
+    assert request.accepted > 5
+    assert (made.chains is None, made._failures) == (False, 0)
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert told == ["draftree cannot write its report: [Errno 28] No space left on device"]
+
+
 def test_a_datastore_for_another_tokenizer_is_refused(tmp_path: Path) -> None:
     corpus = np.array([1, 5, 9, 13, 17, 21, 25, 29, 33], np.int64)
     REST.build([corpus], VOCAB, tmp_path, {}, lambda _: None)
@@ -447,6 +563,16 @@ def test_the_size_of_a_model_is_read_from_its_config() -> None:
         ).weights
         == 528
     )
+
+
+def test_entries_with_a_value_for_each_layer_count_by_their_mean() -> None:
+    """Gemma 3n's `intermediate_size` is a list."""
+    text = vllm_config().model_config.hf_text_config
+    sizes = []
+    for inner in (32, [24, 40]):
+        text.intermediate_size = inner
+        sizes.append(vllm_costs.target_size(text, 2))
+    assert sizes[0] == sizes[1]
 
 
 def test_the_drafters_own_knobs_count() -> None:

@@ -119,5 +119,13 @@ def _remarks(config: dict[str, Any], method: str, form: str, verifier: str | Non
         yield f"its config still has the entry '{DRAFTREE_ENTRY}': `draftree export` writes it without"
     if method == "eagle" and config.get("bias", config.get("fusion_bias")):
         yield "vLLM takes the bias of its fusing layer for attention's, and accepts no draft: export it as vllm-eagle"
+    layers = config.get(speculators.LAYER_CONFIG)
+    if (
+        config.get(speculators.KIND) == "dflash"
+        and config.get("sliding_window_non_causal") is False
+        and isinstance(layers, dict)
+        and "full_attention" in (layers.get("layer_types") or ())
+    ):
+        yield "vLLM takes its full layers for causal ones: export it again if it has no causal layers"
     if method in ("dspark", "dflash", "jetspec") and block_drafters.VOCABULARY_OFFSETS in config:
         yield "its head knows a part of the vocabulary"

@@ -338,14 +338,15 @@ def _window_entries(layout: BlockDrafterConfig, context: int) -> tuple[dict[str,
     the whole context, as in JetSpec, therefore gets a window of the context's length.
 
     Returns:
-        The entries, and whether sliding-window layers see both directions.
+        The entries, and whether sliding-window layers see both directions. Without such layers this
+        is true, as vLLM reads the entry for all layers.
     """
     slides = {(s.causal, s.window or context) for s in layout.sights if s.causal or s.window}
     if len(slides) > 1:
         raise UserError(
             f"its layers see {sorted(slides)} (causal, window), allowed for 'speculators' is one kind beside full ones"
         )
-    causal, window = slides.pop() if slides else (True, None)
+    causal, window = slides.pop() if slides else (False, None)
     types = [
         "sliding_attention" if s.causal or s.window else "full_attention" for s in layout.sights
     ]

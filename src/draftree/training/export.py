@@ -436,7 +436,8 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
     """Return the heads of a Medusa drafter in vLLM's layout.
 
     Raises:
-        UserError: the heads share the target's output layer instead of having their own.
+        UserError: the heads share the target's output layer instead of having their own; or they
+            have a draft vocabulary, with which vLLM 0.32 cannot load heads of their own.
     """
     stored, folder = medusa.load_heads(stored), stored.folder
     if medusa.VLLM_ONLY_TENSOR in stored.tensors:
@@ -446,11 +447,12 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
         raise UserError(
             f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"
         )
-    vocab = None
     if medusa.VOCABULARY_OFFSETS in tensors:
-        name = target or str(stored.about.get("target", "demo"))
-        vocab = _config_of(name).get_text_config(decoder=True).vocab_size
-    config, tensors = medusa.to_vllm(stored.config, tensors, vocab)
+        size = len(tensors[medusa.VOCABULARY_OFFSETS])
+        raise UserError(
+            f"'{folder}' has a draft vocabulary of {size} tokens, allowed for 'vllm-medusa' is the whole vocabulary"
+        )
+    config, tensors = medusa.to_vllm(stored.config, tensors)
     _check_export(method, folder, config, target)
     return config, tensors
 

@@ -210,7 +210,15 @@ class Chains:
         self._memory = self.policy.observe(self._memory, tree, verdict, work, last.costs)
         self.figures.steps += tree.roots
         self.figures.accepted += sum(map(len, paths))
-        if steady and len(judged) == len(rows) == last.tree.roots:
+        if (
+            steady
+            and len(judged) == len(rows) == last.tree.roots
+            and all(
+                row.has_verified(last.tree.tokens[last.tree.of_row(slot)[1:]])
+                for row, slot in zip(rows, slots, strict=True)
+                if slot is not None
+            )
+        ):
             self._time(last, began - last.ended, commit, sum(map(len, paths)) + tree.roots)
         return known
 

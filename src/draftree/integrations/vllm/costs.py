@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from draftree.cost_estimate import LOOKUP_SIZE, OPERATIONS
@@ -47,7 +48,8 @@ def step_costs(vllm_config: Any, drafter: str, version: str) -> OnlineCosts:
 def target_size(config: Any, width: int, devices: int = 1) -> Size:
     """Estimate the bytes and operations of a dense decoder's pass from its config.
 
-    Errors of the estimate are corrected later by measured times.
+    Errors of the estimate are corrected later by measured times. An entry with a value for each
+    layer, as in Gemma 3n's config, counts by its mean.
 
     Args:
         config: config of the text model.
@@ -57,7 +59,8 @@ def target_size(config: Any, width: int, devices: int = 1) -> Size:
 
     def number(*names: str, default: int = 1) -> int:
         return next(
-            (int(value) for name in names if (value := getattr(config, name, None))), default
+            (int(np.mean(value)) for name in names if (value := getattr(config, name, None))),
+            default,
         )
 
     hidden, layers = number("hidden_size", "n_embd"), number("num_hidden_layers", "n_layer")

@@ -16,6 +16,7 @@ from draftree.policies.base import Policy
 from draftree.policies.yield_ import Yield
 from draftree.registry import build
 from draftree.target.target import HiddenStateSpec, Target
+from draftree.utils.files import check_writable
 from draftree.utils.validated_dataclass import Part
 
 CONFIG_KEY = "draftree"
@@ -51,7 +52,8 @@ class ProposerOptions(Part):
         """Read the options from vLLM's additional config.
 
         Raises:
-            UserError: an option does not exist, or its value is not allowed.
+            UserError: an option does not exist, its value is not allowed, or the report cannot be
+                written.
         """
         given = (
             (additional or {}).get(CONFIG_KEY, {}) if isinstance(additional, Mapping | None) else {}
@@ -72,6 +74,8 @@ class ProposerOptions(Part):
                 "options 'drafter' and 'datastore' of the proposer exclude each other: "
                 "a drafter's own datastore is given in its spec"
             )
+        if options.report is not None:
+            check_writable(Path(options.report))
         return options
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.errors import first_line
+from draftree.errors import UserError, first_line
 from draftree.integrations.vllm.chains import Chains
 from draftree.integrations.vllm.costs import step_costs
 from draftree.integrations.vllm.options import (
@@ -57,19 +57,16 @@ class Proposer:
         self._config = vllm_config
         self._failures = 0
         self._written = 0.0
+        self._report_failed = False
         version = vllm_version()
-        if not self.options.any_version and not version.startswith(TESTED_VERSIONS):
-            known = " and ".join(f"{v}x" for v in TESTED_VERSIONS)
-            LOG.warning(
-                "draftree proposes nothing: vLLM is %s, tested is %s (any_version: true tries it)",
-                version,
-                known,
-            )
+        reason = _unsupported(vllm_config.parallel_config, version, self.options.any_version)
+        if reason is not None:
+            LOG.warning("draftree proposes nothing: %s", reason)
             return
         model = vllm_config.model_config
         vocab, name = int(model.get_vocab_size()), str(model.model)
         longest = int(vllm_config.speculative_config.num_speculative_tokens)
-        bounds = longest, int(model.max_model_len)
+        bounds = longest, int(model.max_model_len), vocab
         tokenizer = partial(_tokenizer, model)
         if (spec := self.options.drafter) is None:
             corpus = open_corpus(self.options.datastore, vocab, tokenizer, name)
@@ -81,7 +78,7 @@ class Proposer:
             policy = open_policy(self.options.policy or "yield", longest)
             about = f"{drafter.description} with {policy}"
             costs = step_costs(vllm_config, drafter.description, version)
-            self._make = partial(Chains, drafter, policy, costs, *bounds, vocab)
+            self._make = partial(Chains, drafter, policy, costs, *bounds)
         self.chains = self._make()
         LOG.info("draftree proposes by %s", about)
 
@@ -109,16 +106,18 @@ class Proposer:
             return proposed
         try:
             live = [i for i, new in enumerate(sampled_token_ids) if len(new)]
+            longest = self.chains.longest
             rows = [
-                _row(sampled_token_ids[i], num_tokens_no_spec[i], token_ids_cpu[i]) for i in live
+                _row(sampled_token_ids[i], int(num_tokens_no_spec[i]), token_ids_cpu[i], longest)
+                for i in live
             ]
             chains = self.chains.step(rows, steady=len(live) == len(sampled_token_ids))
             for i, chain in zip(live, chains, strict=True):
                 proposed[i] = chain
-            self._report()
         except Exception as error:
             self._fail(error)
             return [[] for _ in sampled_token_ids]
+        self._report()
         return proposed
 
     def _fail(self, error: Exception) -> None:
@@ -136,7 +135,7 @@ class Proposer:
             LOG.warning("draftree has stopped proposing: it failed %d times", MAX_FAILURES)
 
     def _report(self) -> None:
-        """Write the figures to the file that the options name, if any."""
+        """Write the figures to the file that the options name, if any; log the first failure."""
         if (
             self.options.report is None
             or self.chains is None
@@ -145,7 +144,13 @@ class Proposer:
             return
         self._written = time.monotonic()
         live = {"live": len(self.chains.slots.live), "slots": len(self.chains.slots.texts)}
-        write_text(Path(self.options.report), json.dumps(asdict(self.chains.figures) | live) + "\n")
+        figures = asdict(self.chains.figures) | live
+        try:
+            write_text(Path(self.options.report), json.dumps(figures) + "\n")
+        except (OSError, UserError) as error:
+            if not self._report_failed:
+                LOG.warning("draftree cannot write its report: %s", first_line(error))
+            self._report_failed = True
 
 
 def vllm_version() -> str:
@@ -153,8 +158,26 @@ def vllm_version() -> str:
     return str(getattr(sys.modules.get("vllm"), "__version__", "not loaded"))
 
 
-def _row(new: Sequence[int], length: Any, tokens: Any) -> RequestStep:
-    return RequestStep(np.array(tokens[: int(length)], np.int64), len(new))
+def _unsupported(parallel: Any, version: str, any_version: bool) -> str | None:
+    """Return the reason why nothing is proposed with a version and a way of running it; or None.
+
+    With pipeline parallelism, vLLM's scheduler takes the drafts of a step before its sampled token,
+    and appends them to the wrong text. Processes of an external launcher schedule the same requests
+    each on its own, and their drafts differ, as the lengths depend on measured times.
+    """
+    if not any_version and not version.startswith(TESTED_VERSIONS):
+        known = " and ".join(f"{v}x" for v in TESTED_VERSIONS)
+        return f"vLLM is {version}, tested is {known} (any_version: true tries it)"
+    if (stages := parallel.pipeline_parallel_size) > 1:
+        return f"pipeline_parallel_size is {stages}, allowed is 1"
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        return f"external_launcher has {parallel.world_size} processes, allowed is 1"
+    return None
+
+
+def _row(new: Sequence[int], length: int, tokens: Any, longest: int) -> RequestStep:
+    read = np.array(tokens[: length + longest], np.int64)
+    return RequestStep(read[:length], len(new), read[length:])
 
 
 def _tokenizer(model_config: Any) -> Any:

@@ -4,7 +4,7 @@ Shapes: R slots of the batch, S slots of the drafter's state.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,15 +23,26 @@ class RequestStep:
     Attributes:
         text: all token ids of the request; the last one is not in the KV cache yet.
         new: number of tokens that the step has added.
+        rest: the token ids after the text in vLLM's row. Drafted tokens that were verified and not
+            accepted are still there.
     """
 
     text: Ints
     new: int
+    rest: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def before(self) -> Ints:
         """Return the token ids before the step."""
         return self.text[: len(self.text) - self.new]
+
+    def has_verified(self, chain: Ints) -> bool:
+        """Return whether the step has verified a whole chain, as far as the row shows it.
+
+        vLLM drops drafted tokens that a grammar or its token budget does not allow.
+        """
+        rejected = chain[self.new :]  # the token before them is overwritten by the target's own
+        return bool(np.array_equal(self.rest[: len(rejected)], rejected))
 
 
 class Slots:
@@ -76,10 +87,40 @@ class Slots:
             found.append(same)
         return found
 
+    def match_after_gap(
+        self, rows: Sequence[RequestStep], slots: Sequence[int | None]
+    ) -> list[int | None]:
+        """Return the slots, with those of requests that got tokens between the calls, too.
+
+        vLLM does not call the proposer while a request of the batch is near the end of its context.
+
+        Args:
+            rows: requests of the batch.
+            slots: slots that `match` has found.
+        """
+        left, found = set(self.live).difference(slots), list(slots)
+        for i in [i for i, slot in enumerate(slots) if slot is None]:
+            begun = [slot for slot in left if _begins(rows[i].before, self._text(slot))]
+            if begun:
+                same = max(begun, key=lambda slot: len(self._text(slot)))
+                found[i] = same
+                left.remove(same)
+        return found
+
     def _text(self, slot: int) -> Ints:
         text = self.texts[slot]
         assert text is not None
         return text
+
+
+def _begins(text: Ints, start: Ints) -> bool:
+    """Return whether a text begins with a shorter one."""
+    count = len(start)
+    return (
+        count < len(text)
+        and bool(text[count - 1] == start[-1])
+        and bool(np.array_equal(text[:count], start))
+    )
 
 
 def _key(text: Ints) -> tuple[int, bytes]:

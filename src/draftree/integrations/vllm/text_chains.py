@@ -96,15 +96,17 @@ class TextChains:
         costs: costs of a step, which are corrected by the time between two calls.
         longest: largest number of tokens in a chain.
         context: largest number of tokens in a text.
+        vocab: number of token ids.
     """
 
     def __init__(
-        self, corpus: IndexedCorpus, costs: CostSource, longest: int, context: int
+        self, corpus: IndexedCorpus, costs: CostSource, longest: int, context: int, vocab: int
     ) -> None:
         self.corpus = corpus
         self.costs = costs
         self.longest = longest
         self.context = context
+        self.vocab = vocab
         self.slots, self.figures = Slots(), Figures()
         self.outputs = Outputs.empty()
         self._requests = list[DraftedRequest]()
@@ -125,7 +127,7 @@ class TextChains:
         """
         began = time.perf_counter()
         before = self._requests
-        slots = self.slots.match(rows)
+        slots = self.slots.match_after_gap(rows, self.slots.match(rows))
         found = [
             None if slot is None else before[slot] if _continues(before[slot], row) else None
             for slot, row in zip(slots, rows, strict=True)
@@ -133,12 +135,17 @@ class TextChains:
         self.figures.resumed += sum(
             slot is not None and same is None for slot, same in zip(slots, found, strict=True)
         )
-        known = [(same, row) for same, row in zip(found, rows, strict=True) if same is not None]
+        known = [
+            (same, row)
+            for same, row in zip(found, rows, strict=True)
+            if same is not None and not _missed(same, row)
+        ]
         last, self._last = self._last, None
         if known and last is not None:
             self._learn(known)
-            whole = steady and len(known) == len(rows) == last.rows
-            self._account(last, known, began, whole and last.timed)
+            timed = steady and last.timed and len(known) == len(rows) == last.rows
+            timed = timed and all(row.has_verified(each.draft[0]) for each, row in known)
+            self._account(last, known, began, timed)
         self._release([each for each in before if not any(each is same for same in found)])
         self._requests = [self._place(same, row) for same, row in zip(found, rows, strict=True)]
         self.slots.texts = [row.text for row in rows]
@@ -219,10 +226,13 @@ class TextChains:
         gain = max((self._gained + PRIOR_PASSES) / (self._spent + PRIOR_PASSES), 1.0)
         prices = ChainPrices(seconds, gain * count / float(seconds[0]), longest)
         start = time.perf_counter()
-        drafts = draft_chains(
-            texts, recent, self._weights, self.outputs, MATCHES.limits, self.corpus, prices
-        )
+        drafts = [NO_DRAFT] * count
+        if _may_pay(prices):
+            drafts = draft_chains(
+                texts, recent, self._weights, self.outputs, MATCHES.limits, self.corpus, prices
+            )
         search = time.perf_counter() - start
+        drafts = [_within(draft, self.vocab) for draft in drafts]
         for each, draft in zip(requests, drafts, strict=True):
             each.draft = draft
         drafted = sum(len(draft[0]) for draft in drafts)
@@ -237,7 +247,30 @@ class TextChains:
         return costs.targets(1 + np.arange(1 + rows * self.longest) / rows)
 
 
+def _may_pay(prices: ChainPrices) -> bool:
+    """Return whether drafted tokens would pay if all of them were accepted."""
+    price = prices.rate * (prices.seconds[1:] - prices.seconds[0])
+    return bool((price < np.arange(1, len(prices.seconds))).any())
+
+
+def _within(draft: ChainDraft, vocab: int) -> ChainDraft:
+    """Cut a chain before the first token that is not in the vocabulary."""
+    chain, kinds, tokens, features = draft
+    foreign = np.flatnonzero(chain >= vocab)
+    return (chain[: foreign[0]], kinds, tokens, features) if len(foreign) else draft
+
+
+def _missed(request: DraftedRequest, row: RequestStep) -> bool:
+    """Return whether a request got tokens between the calls; see `Slots.match_after_gap`."""
+    return len(request.text) < len(row.before)
+
+
 def _continues(request: DraftedRequest, row: RequestStep) -> bool:
-    """Return whether a text continues with tokens of the request's chain and one more token."""
+    """Return whether a text continues with tokens of the request's chain and one more token.
+
+    After tokens between the calls, nothing is known of the chain, and the request goes on.
+    """
+    if _missed(request, row):
+        return True
     accepted = row.text[len(row.text) - row.new : -1]  # the last one is the target's own
     return bool(np.array_equal(request.draft[0][: len(accepted)], accepted))
