@@ -2,6 +2,7 @@
 
 import io
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 import typer
 
 from draftree.aliases import FLAG, INSTEAD, LOADING, OPTION
+from draftree.aliases.hint_tables import LM_EVALUATION
 from draftree.cli import option_checks, terminal, unknown_options
 from draftree.cli.app import app
-from draftree.cli.output_files import check_output
+from draftree.cli.output_files import check_output, default_name
 from draftree.costs.cost_table import CostTable
 from draftree.costs.step_costs import Costs
 from draftree.errors import UserError
@@ -137,7 +139,9 @@ TOLD = {
     "create (ollama)": (("create", "x"), "draftree train"),
     "stop (ollama)": (("stop", "x"), "nothing runs"),
     "speculative (llama.cpp)": (("speculative",), "draftree generate MODEL -p"),
-    "perplexity (llama.cpp)": (("perplexity",), "lm_eval --model draftree"),
+    "perplexity (llama.cpp)": (("perplexity",), f": run {LM_EVALUATION}\n"),
+    "lm_eval": (("lm_eval",), f": run {LM_EVALUATION}\n"),
+    "install": (("install",), "pip install . in its clone"),
     "tokenize (llama.cpp)": (("tokenize",), "AutoTokenizer"),
     "lora (mlx_lm)": (("lora",), "--adapter"),
     "fuse (mlx_lm)": (("fuse",), "--adapter"),
@@ -234,7 +238,7 @@ TOLD = {
     "--request-rate (vLLM)": (("bench", "demo", "--request-rate", "4"), "one text at a time"),
     "--num-fewshot (lm_eval)": (
         ("bench", "demo", "--num-fewshot", "5"),
-        "lm_eval --model draftree",
+        f": {LM_EVALUATION} runs",
     ),
     "--gen-kwargs (lm_eval)": (
         ("generate", "demo", "hi", "--gen_kwargs", "temperature=0"),
@@ -636,6 +640,88 @@ def test_a_terminal_is_asked_before_a_file_is_overwritten(
     else:
         with pytest.raises(UserError, match="was left as it is"):
             check_output(there, False)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "told"),
+    [(None, 2, "was left as it is"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_question_without_an_answer_overwrites_nothing(
+    draftree: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int | None,
+    status: int,
+    told: str,
+) -> None:
+    """Ctrl-D ends standard input, and Ctrl-C sends a signal."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, *_: Any) -> str:
+            if number is not None:
+                signal.raise_signal(number)
+            return ""
+
+    (tmp_path / "there.html").write_text("kept")
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    found, _, err = draftree("generate", "demo", "hi", "--trees", "there.html")
+    assert (found, err.splitlines()[1:]) == (status, [err.splitlines()[-1]])
+    assert told in err
+    assert (tmp_path / "there.html").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (
+            ("bench", "meta-llama/Llama-3.1-8B", "data/Questions.jsonl"),
+            "bench-llama-3-1-8b-questions",
+        ),
+        (("replay", "models/model.Q4_K.GGUF", "demo"), "replay-model-q4_k-demo"),
+        (("edd", "runs/v0.2/"), "edd-v0-2"),
+    ],
+)
+def test_names_of_models_are_whole_in_a_default_name(parts: tuple[str, ...], name: str) -> None:
+    assert default_name(*parts) == name
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("advise", "--drafter", "published"),
+        ("bench", "--pair", "published yield"),
+        ("replay", "--pair", "published chain:length=2 greedy"),
+        ("train", "static", "--drafter", "published", "--data", "chats.jsonl"),
+        ("train", "c2t", "--drafter", "published", "--data", "chats.jsonl"),
+    ],
+)
+def test_a_published_drafter_is_found_wherever_a_drafter_is_named(
+    draftree: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+) -> None:
+    from draftree.formats.known_checkpoints import find_published
+    from draftree.target import hub
+
+    (tmp_path / "chats.jsonl").write_text("{}")
+    (tmp_path / "Qwen3-8B").mkdir()
+    monkeypatch.setattr(hub, "is_hub_reachable", lambda: False)
+    monkeypatch.setattr(hub, "find_in_cache", lambda *_: None)
+    status, _, err = draftree(*args, "--target", "Qwen3-8B")
+    assert status == 2
+    assert f"'{find_published('Qwen3-8B')}' cannot be downloaded" in err
+
+
+@pytest.mark.parametrize(
+    "name", ["me/foo--bar", "me/a..b", "me/foo.", "me./foo", "me/x.git", "mé/x"]
+)
+def test_names_that_the_hub_refuses_are_no_hub_ids(draftree: Run, name: str) -> None:
+    for words in (("--target", name), ("demo", "--drafter", name)):
+        status, out, err = draftree("generate", "-p", "hi", *words)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "it is no hub id" in err
 
 
 def test_a_folder_of_others_is_never_overwritten(tmp_path: Path) -> None:

@@ -121,6 +121,22 @@ ROUTED: Mapping[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 4,
         },
     ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 24,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+            "num_key_value_heads": 4,
+        },
+    ),
 }
 """Further ones whose experts have biases or groups, for what depends on experts."""
 

@@ -46,10 +46,11 @@ def write_gguf(
     without: str = "-",
     words: bool = True,
     frequencies: Tensor | None = None,
+    eot: int | None = None,
 ) -> dict[str, Tensor]:
     """Write a tiny Llama as a GGUF file; return its weights after the quantisation, in float32.
 
-    `frequencies` divide the rotary frequencies.
+    `frequencies` divide the rotary frequencies, and `eot` is the token that ends a turn.
     """
     from gguf import GGMLQuantizationType, GGUFWriter, quants
 
@@ -67,6 +68,8 @@ def write_gguf(
     said.add_vocab_size(c.vocab_size)
     said.add_eos_token_id(1)
     said.add_bos_token_id(2)
+    if eot is not None:
+        said.add_eot_token_id(eot)
     if words:
         tokens = byte_tokenizer().get_vocab()
         said.add_tokenizer_model("gpt2")

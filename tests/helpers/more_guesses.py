@@ -168,7 +168,7 @@ MORE: dict[str, str] = {
     "draftree.HfApi": "run `hf auth login`",
     "draftree.InferenceClient('x')": "engine = draftree.load",
     "draftree.ModelCard": "`draftree push FOLDER OWNER/NAME --dry-run`",
-    "draftree.simple_evaluate(model='x')": "lm_eval --model draftree runs its tasks",
+    "draftree.simple_evaluate(model='x')": "lm_evaluation --model draftree runs its tasks",
     "draftree.HFLM": "engine = draftree.load",
     "draftree.get_model('x')": "cannot load target 'x'",
     "e.generate_until([('a',{})])": "engine.complete",

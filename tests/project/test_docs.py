@@ -37,6 +37,7 @@ from typer.core import TyperGroup
 
 import draftree as public
 from draftree.cli.app import app, main
+from draftree.registry import names
 from draftree.testing import __main__ as testing
 from draftree.testing import cases
 from draftree.weights import demo_folder
@@ -327,6 +328,11 @@ def test_the_readme_is_short() -> None:
     assert max(map(len, lines)) <= 100
     assert any("import draftree" in line for line in lines[:40])
     assert len(FRONT[2].read_text("utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("kind", ["drafter", "policy", "acceptor"])
+def test_the_readme_names_every_part(kind: str) -> None:
+    assert set(names(kind)) <= set(re.findall(r"`([\w+]+)`", FRONT[0].read_text("utf-8")))
 
 
 def test_the_readme_shows_what_the_demo_prints() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from draftree.aliases.hint_tables import by_word
+from draftree.aliases.hint_tables import LM_EVALUATION, by_word
 
 _MODEL = "engine.target.decoder.model is transformers' model"
 _LOAD = "engine = draftree.load(MODEL) loads a model; engine.chat('text') answers, engine.complete('text') continues a text"
@@ -93,7 +93,7 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
         "engine.complete(…, logprobs=0) has the log-probabilities of what it writes": (
             "score async_score loglikelihood logprobs perplexity nll"
         ),
-        "lm_eval --model draftree runs its tasks": "loglikelihood_rolling evaluate simple_evaluate",
+        f"{LM_EVALUATION} runs its tasks": "loglikelihood_rolling evaluate simple_evaluate",
         "models are downloaded when they are first used": "pull download",
         "draftree.load(…, costs=…)": "set_costs",
         "engine.complete(…, max_new_tokens=…): options belong to each call": (
@@ -171,7 +171,7 @@ MODULE_HINTS: Mapping[str, str] = by_word(
         "`draftree bench MODEL` measures": (
             "benchmark bench Benchmark measure evaluate compare speedup profile"
         ),
-        "lm_eval --model draftree runs its tasks": "simple_evaluate lm_eval",
+        f"{LM_EVALUATION} runs its tasks": "simple_evaluate lm_eval",
         "`draftree train DRAFTER --target MODEL` trains drafters": (
             "train Trainer TrainingArguments finetune fit train_drafter"
         ),

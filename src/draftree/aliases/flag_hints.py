@@ -7,7 +7,7 @@ rewrites. An entry here comes first.
 
 from collections.abc import Mapping
 
-from draftree.aliases.hint_tables import by_word
+from draftree.aliases.hint_tables import LM_EVALUATION, by_word
 
 _BEAMS = "beam search is not offered"
 _BIAS = "--logit-bias TOKEN=BIAS, --suppress ID and --bad-word TEXT"
@@ -16,7 +16,7 @@ _CHAT = "draftree chat MODEL keeps a conversation"
 _CONTEXT = "the context is the model's own, and the cache grows as it is used"
 _DEVICE = "--device cuda or --device cpu: the whole model is on one device"
 _DRAFT = "--policy chain:length=5 bounds the draft; the default policy chooses its size"
-_FEWSHOT = "lm_eval --model draftree runs the tasks of lm_eval"
+_FEWSHOT = f"{LM_EVALUATION} runs the tasks of lm_eval"
 _FILE = "draftree generate MODEL < FILE reads the prompt from a file"
 _FEW = "--regex 'yes|no' or --grammar FILE allows few texts"
 _FOLDER = "write it into the config.json of a copy of the model's folder"

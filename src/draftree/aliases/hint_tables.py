@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+LM_EVALUATION = "python -m draftree.evaluation.lm_evaluation --model draftree"
+"""Command line of lm_eval with draftree as one of its models."""
+
 
 def by_word(hints: Mapping[str, str]) -> dict[str, str]:
     """Return a table of hints by word.

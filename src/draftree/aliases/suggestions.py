@@ -12,6 +12,7 @@ from draftree.aliases.attribute_hints import (
 )
 from draftree.aliases.flag_hints import FLAG_HINTS, QUANTIZE_HINTS
 from draftree.aliases.generation_options import OPTION_HINTS
+from draftree.aliases.hint_tables import LM_EVALUATION
 from draftree.aliases.load_arguments import (
     ACCEPTOR_HINTS,
     DRAFTER_HINTS,
@@ -52,7 +53,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "analyze": _MOVED.format("analyse"),
         "tables": _MOVED.format("paper_tables"),
         "card": "draftree push writes the card; type draftree push FOLDER OWNER/NAME --dry-run",
-        "eval": "type draftree bench MODEL, or lm_eval --model draftree",
+        "eval": f"type draftree bench MODEL, or {LM_EVALUATION}",
         "pull": "models are downloaded when they are first used; `hf download ID` fetches one ahead",
         "download": "models are downloaded when they are first used; `hf download ID` fetches one ahead",
         "ps": "nothing runs in the background",
@@ -62,8 +63,8 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "quantize": "type draftree generate MODEL --quantize int8",
         "profile": "type draftree generate MODEL -p 'PROMPT' --profile",
         "speculative": _TODAY,
-        "lm_eval": "run lm_eval --model draftree",
-        "evaluate": "type draftree bench MODEL, or lm_eval --model draftree",
+        "lm_eval": f"run {LM_EVALUATION}",
+        "evaluate": f"type draftree bench MODEL, or {LM_EVALUATION}",
         "compare": "type draftree bench MODEL, or draftree generate MODEL -p 'PROMPT' --baseline",
         "create": "type draftree train DRAFTER --target MODEL",
         "lora": "type draftree generate MODEL --adapter FOLDER",
@@ -80,12 +81,12 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "jobs": "nothing runs in the background",
         "bench_serve": "type draftree bench MODEL",
         "run_batch": "engine.complete([PROMPT, …]) in Python answers many prompts; draftree bench only measures",
-        "install": "type pip install draftree",
+        "install": "draftree is not on PyPI yet: type pip install . in its clone",
         "tokenize": "transformers' AutoTokenizer reads the model's tokenizer",
         "embed": "draftree writes texts; transformers gives embeddings",
-        "perplexity": "run lm_eval --model draftree",
+        "perplexity": f"run {LM_EVALUATION}",
         "plot": "type draftree report RESULT",
-        "update": "type pip install --upgrade draftree",
+        "update": "type git pull and pip install . in draftree's clone",
     },
     DRAFTER: DRAFTER_HINTS,
     DTYPE: DTYPE_HINTS,
