@@ -16,7 +16,7 @@ import vllm_batch
 from draftree.costs.step_costs import Costs
 from draftree.costs.step_timings import StepTimes
 from draftree.drafters.rest import REST, index_documents
-from draftree.drafters.retrieval.chain_drafting import IndexedCorpus
+from draftree.drafters.retrieval.chain_drafting import IndexedCorpus, draft_chains
 from draftree.drafters.retrieval.datastore_drafter import tokenizer_hash
 from draftree.drafters.suffix import Suffix
 from draftree.errors import UnknownName, UserError
@@ -331,7 +331,7 @@ def test_steps_without_a_part_of_a_chain_are_not_timed(made: Any) -> None:
         batch.run()
         assert max(len(chain) for proposed in batch.proposals for chain in proposed) == 8
         costs: Any = found.costs
-        longest.append(max(times.tokens for times in costs.seen))
+        longest.append(max((times.tokens for times in costs.seen), default=0))
     assert longest[0] > 2 * (1 + 3) >= longest[1]
 
 
@@ -359,11 +359,10 @@ def test_nothing_is_searched_where_even_accepted_tokens_would_not_pay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searched = list[int]()
-    drafting = own_chains.draft_chains
 
     def recorded(*args: Any) -> Any:
         searched.append(len(args[0]))
-        return drafting(*args)
+        return draft_chains(*args)
 
     monkeypatch.setattr(own_chains, "draft_chains", recorded)
     counts = []
