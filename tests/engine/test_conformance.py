@@ -560,7 +560,7 @@ def test_logits_that_are_no_numbers_after_a_rejected_draft_do_not_matter() -> No
     drafter = TableDrafter(torch.tensor([[0.5, 0.1, 0.4]] * 3))
     engine = Engine(target, drafter, VCT(2, 1), costs=Costs({1: 0.1}, {1: 1.0}))
     found = engine.write([request])
-    assert found.stats.work[0].nodes > 1
+    assert found.stats.steps[0].nodes > 1
     assert found.tokens == generate_plain(target, [request]).tokens
 
 
