@@ -74,7 +74,8 @@ class Keyed(RandomSource):
 
     All other uses of noise are also keyed by the position of the step's root, so that each step
     gets new noise. Block verification needs this. It looks at drafts without accepting them, and
-    would be biased if the next step drafted the same position with the same noise.
+    would be biased if the next step drafted the same position with the same noise. Drafts that are
+    sampled also have a `kind` for each node of a depth (`draft_sampling`).
 
     Args:
         seeds: the seed of each sequence, or one for all.
