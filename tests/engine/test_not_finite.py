@@ -196,7 +196,7 @@ def test_no_draw_is_made_of_what_is_not_finite(wrong: float, kind: Draw) -> None
         logits[1, 4] = wrong
     steps = (TemperatureLogitsWarper(0.7), EtaLogitsWarper(1e-3), TopHLogitsWarper(0.9))
     drawing = Drawing(kind, [Sampling(1.0, warpers=steps)], None if kind is Draw.POINT else noise())
-    found = draw_candidates(logits, 4, drawing, np.zeros(3, np.int64), np.array([0, 1, 1]))
+    found = draw_candidates(logits, 4, drawing, np.zeros(3, np.int64), np.array([0, 1, 2]))
     assert not found.finite
     assert found.log_probs is not None
     assert not found.log_probs.isnan().any()
@@ -204,7 +204,7 @@ def test_no_draw_is_made_of_what_is_not_finite(wrong: float, kind: Draw) -> None
     assert (found.log_probs[1] == -torch.inf).all()
     assert (found.log_q[[0, 2], 0] > -np.inf).all()
     assert np.isfinite(found.entropy()).all()
-    alone = draw_candidates(logits[2:], 4, drawing, np.zeros(1, np.int64), np.array([1]))
+    alone = draw_candidates(logits[2:], 4, drawing, np.zeros(1, np.int64), np.array([2]))
     assert alone.finite
     assert (alone.tokens[0] == found.tokens[2]).all()
 
