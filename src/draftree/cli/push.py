@@ -47,7 +47,7 @@ def push(
     The card is README.md in the folder. It is written if it is missing, or if --result or --license is given.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     from draftree.cli import terminal
 

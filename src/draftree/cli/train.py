@@ -229,7 +229,7 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         out = asked.out or Path(default_name(kind, asked.target) + ending)
         overwritten = check_finished_result(out, asked.force, folder=sort.resumes)
         if overwritten:
-            refuse_inputs_in(out, [*asked.data, *filter(None, (asked.init_from, asked.features))])
+            refuse_inputs_in(out, filter(None, (*asked.data, asked.init_from, asked.features)))
         arguments.quiet()
         again = (
             f"the same command goes on from what is kept in '{out}'"
